@@ -133,12 +133,13 @@ COMPILE = $(VENV)/bin/uv pip compile --quiet --no-config --universal --python-ve
 
 .PHONY: constraints
 constraints: $(STAMPS)/tools ## write the pins anew from pyproject.toml (UPGRADE=1: the newest of everything)
-	$(COMPILE) pyproject.toml --extra dev --extra speed --extra otel --extra cluster -o constraints/dev.txt
-	$(COMPILE) pyproject.toml -c constraints/dev.txt -o constraints/runtime.txt
-	$(COMPILE) pyproject.toml --extra local -c constraints/dev.txt -o constraints/local.txt
-	$(COMPILE) constraints/build.in -c constraints/dev.txt -o constraints/build.txt
-	$(COMPILE) constraints/model.in --no-deps -o constraints/model.txt
-	$(COMPILE) constraints/tools.in -o constraints/tools.txt
+	@$(COMPILE) pyproject.toml --extra dev --extra speed --extra otel --extra cluster -o constraints/dev.txt
+	@$(COMPILE) pyproject.toml -c constraints/dev.txt -o constraints/runtime.txt
+	@$(COMPILE) pyproject.toml --extra local -c constraints/dev.txt -o constraints/local.txt
+	@$(COMPILE) constraints/build.in -c constraints/dev.txt -o constraints/build.txt
+	@$(COMPILE) constraints/model.in --no-deps -o constraints/model.txt
+	@$(COMPILE) constraints/tools.in -o constraints/tools.txt
+	@printf 'constraints/ is up to date with pyproject.toml\n'
 
 $(STAMPS)/tools: constraints/tools.txt | $(STAMPS)/venv
 	@$(PINNED) --quiet -r constraints/tools.txt
