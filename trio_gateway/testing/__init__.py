@@ -1,0 +1,75 @@
+"""Fakes that the package ships, shared by its tests and benches.
+
+* `ScriptedEngine` plays an engine: real sockets, scripted answers, records.
+* `RawClient` plays clients: they stall, trickle, half-close and leave.
+* `LocalEngine` is no fake: llama.cpp with a small model, as a child process.
+
+Modules in the order of reading::
+
+    _steps              the vocabulary of scripts
+    _answers            scripts of OpenAI-compatible answers
+    _engine             the server, over _engine_connection
+    _client             the client, over _client_answers and _event_stream
+    _messages           strict HTTP/1.1 reading, for both sides
+    _ports, _tls        bad addresses, certificates
+    _llama              the real engine
+"""
+
+from ._answers import DONE as DONE
+from ._answers import Usage as Usage
+from ._answers import chat_answer as chat_answer
+from ._answers import chat_chunk as chat_chunk
+from ._answers import chat_stream as chat_stream
+from ._answers import completion_answer as completion_answer
+from ._answers import completion_stream as completion_stream
+from ._answers import embedding_answer as embedding_answer
+from ._answers import error_answer as error_answer
+from ._answers import error_body as error_body
+from ._answers import error_event as error_event
+from ._client import Address as Address
+from ._client import RawClient as RawClient
+from ._client_answers import Answer as Answer
+from ._client_answers import chat_request as chat_request
+from ._client_answers import http_request as http_request
+from ._client_answers import json_request as json_request
+from ._conditions import Condition as Condition
+from ._engine import EngineStatistics as EngineStatistics
+from ._engine import ScriptedEngine as ScriptedEngine
+from ._engine import Scripting as Scripting
+from ._engine import good_answer as good_answer
+from ._engine import open_engine as open_engine
+from ._engine_connection import EngineRequest as EngineRequest
+from ._event_stream import ChatReading as ChatReading
+from ._event_stream import EventStreamReader as EventStreamReader
+from ._event_stream import StreamEvent as StreamEvent
+from ._event_stream import read_chat_stream as read_chat_stream
+from ._llama import MODEL_NAME as MODEL_NAME
+from ._llama import MODEL_TITLE as MODEL_TITLE
+from ._llama import LocalEngine as LocalEngine
+from ._llama import LocalEngineError as LocalEngineError
+from ._llama import engine_command as engine_command
+from ._llama import missing_parts as missing_parts
+from ._llama import model_file as model_file
+from ._llama import read_announcement as read_announcement
+from ._messages import MessageError as MessageError
+from ._ports import refusing_port as refusing_port
+from ._ports import silent_port as silent_port
+from ._steps import SSE_HEADERS as SSE_HEADERS
+from ._steps import Chunk as Chunk
+from ._steps import CloseFin as CloseFin
+from ._steps import CloseReset as CloseReset
+from ._steps import EndChunks as EndChunks
+from ._steps import Event as Event
+from ._steps import Head as Head
+from ._steps import Headers as Headers
+from ._steps import Hold as Hold
+from ._steps import Json as Json
+from ._steps import Raw as Raw
+from ._steps import ReadOnly as ReadOnly
+from ._steps import Repeat as Repeat
+from ._steps import Script as Script
+from ._steps import Step as Step
+from ._steps import Wait as Wait
+from ._steps import WaitFor as WaitFor
+from ._tls import Certificate as Certificate
+from ._tls import make_certificate as make_certificate
