@@ -49,12 +49,13 @@ def model_file() -> Path:
     raise LocalEngineError(f"no {MODEL_TITLE} file; {HOW_TO_INSTALL}")
 
 
-def engine_command(*, slots: int, context: int) -> list[str]:
-    """The command that serves the model; see `trio_gateway.testing._llama_server`.
+def engine_command(*, slots: int, context: int, model: Path | None = None) -> list[str]:
+    """The command that serves a model; see `trio_gateway.testing._llama_server`.
 
     Args:
         slots: how many requests are generated at a time.
         context: tokens of context of each slot.
+        model: another GGUF file than that of the package.
 
     Raises:
         LocalEngineError: something is not installed.
@@ -63,7 +64,7 @@ def engine_command(*, slots: int, context: int) -> list[str]:
     if why is not None:
         raise LocalEngineError(why)
     module = "trio_gateway.testing._llama_server"
-    command = [sys.executable, "-m", module, "--model", str(model_file()), "--alias", MODEL_NAME]
+    command = [sys.executable, "-m", module, "--model", str(model or model_file()), "--alias", MODEL_NAME]
     return [*command, "--slots", str(slots), "--context", str(context)]
 
 
@@ -81,10 +82,11 @@ def read_announcement(line: bytes) -> str:
 
 
 class LocalEngine:
-    """The engine as a child process; leaving the block ends it.
+    """The engine as a child process; entering the block loads it, leaving ends it.
 
     Synchronous, so that one can serve a whole test session: loading takes a
-    second, and fixtures of pytest-trio live no longer than one test.
+    second, and fixtures of pytest-trio live no longer than one test. Arguments are
+    those of `engine_command`; entering raises `LocalEngineError` where it does not start.
 
     Attributes:
         url: base URL, as a worker's configuration wants it.
@@ -94,10 +96,10 @@ class LocalEngine:
 
     model = MODEL_NAME
 
-    def __init__(self, *, slots: int = 4, context: int = 2048) -> None:
+    def __init__(self, *, slots: int = 4, context: int = 2048, model: Path | None = None) -> None:
         self.slots = slots
         self.url = ""
-        self._command = engine_command(slots=slots, context=context)
+        self._command = engine_command(slots=slots, context=context, model=model)
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
