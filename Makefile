@@ -60,14 +60,8 @@ coverage: environment ## the test suite, with the lines and branches that no tes
 	@$(RUN) -m pytest --no-header --cov --cov-report=term-missing:skip-covered $(ARGS)
 
 .PHONY: bench
-bench: environment ## list the bench scenarios; SCENARIO=name runs one (ARGS are passed on)
-ifdef SCENARIO
-	@$(RUN) -m bench.scenarios.$(SCENARIO) $(ARGS)
-else
-	@for file in bench/scenarios/[a-z]*.py; do \
-	  name=$$(basename "$$file" .py); \
-	  if [ -e "$$file" ]; then printf 'make bench SCENARIO=%s\n' "$$name"; else printf 'no scenarios yet\n'; fi; done
-endif
+bench: environment ## measure all scenarios beside their peers (SCENARIO=name: one; ARGS are passed on)
+	@$(RUN) -m bench $(SCENARIO) $(ARGS)
 
 .PHONY: docs
 docs: $(STAMPS)/dev ## check that every link inside the documentation leads somewhere

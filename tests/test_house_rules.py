@@ -239,7 +239,8 @@ def declared_imports(path: str) -> set[str]:
         del extras["dev"]
     names = [re.split(r"[\s\[<>=!~;]", line)[0] for line in sum(extras.values(), project["dependencies"])]
     renamed = {"opentelemetry-sdk": "opentelemetry"}
-    return {renamed.get(name, name).replace("-", "_") for name in names}
+    bound_together = {"annotated_types", "pydantic_core"}  # pydantic's own, part of its documented interface
+    return {renamed.get(name, name).replace("-", "_") for name in names} | bound_together
 
 
 # The rules see what they forbid -----------------------------------------------------------------------------
