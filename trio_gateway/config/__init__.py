@@ -1,0 +1,65 @@
+"""Settings: one TOML file, strict and helpful.
+
+`load_settings` answers frozen `Settings`, or raises `ConfigurationError` with every `Problem` at once, each
+with file, line and key. The gateway hands each part its own section; nobody below knows this room.
+
+How a file becomes settings, in order: `_document` (TOML, overrides, where each value came from), `_validate`
+(each value alone), `_checks` (values against each other), `_load` (files that the file names).
+"""
+
+from trio_gateway.config._addresses import Bind, Endpoint, parse_bind, parse_url
+from trio_gateway.config._explain import explain
+from trio_gateway.config._load import load_settings, parse_settings
+from trio_gateway.config._not_yet import NOT_YET
+from trio_gateway.config._problems import ConfigurationError, Problem
+from trio_gateway.config._reference import reference_page
+from trio_gateway.config._sections import (
+    AdminSettings,
+    AdmissionSettings,
+    DeadlinesSettings,
+    DeliverySettings,
+    LimitsSettings,
+    LogSettings,
+    RetrySettings,
+    ServerSettings,
+    ShutdownSettings,
+    StreamSettings,
+)
+from trio_gateway.config._settings import Settings
+from trio_gateway.config._tables import (
+    CANCEL_GRACE,
+    KeySettings,
+    ModelSettings,
+    TenantSettings,
+    WorkerSettings,
+)
+
+__all__ = [
+    "CANCEL_GRACE",
+    "NOT_YET",
+    "AdminSettings",
+    "AdmissionSettings",
+    "Bind",
+    "ConfigurationError",
+    "DeadlinesSettings",
+    "DeliverySettings",
+    "Endpoint",
+    "KeySettings",
+    "LimitsSettings",
+    "LogSettings",
+    "ModelSettings",
+    "Problem",
+    "RetrySettings",
+    "ServerSettings",
+    "Settings",
+    "ShutdownSettings",
+    "StreamSettings",
+    "TenantSettings",
+    "WorkerSettings",
+    "explain",
+    "load_settings",
+    "parse_bind",
+    "parse_settings",
+    "parse_url",
+    "reference_page",
+]

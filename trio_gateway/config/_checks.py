@@ -1,0 +1,250 @@
+"""What the parts of a configuration say about each other.
+
+Every check looks at what passed alone and skips what did not, so that one mistake is told once. Names are
+taken from the document, not from what passed: a worker with a wrong port is still a worker that models name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from trio_gateway.config._addresses import Bind
+from trio_gateway.config._document import TABLE_LISTS
+from trio_gateway.config._problems import Path, nearest, quoted
+from trio_gateway.config._tables import ModelSettings, TenantSettings, WorkerSettings
+from trio_gateway.config._validate import Draft, Report
+from trio_gateway.units import format_size
+
+# (section, key), (section, key) that it must not exceed, and what would happen.
+_AT_MOST: Final = (
+    (("deadlines", "default"), ("deadlines", "maximum"), "the default could never be reached"),
+    (("limits", "body_bytes"), ("limits", "unplaced_bytes"), "the largest body would never find room"),
+    (
+        ("limits", "answer_bytes"),
+        ("delivery", "total_buffer_bytes"),
+        "the largest buffered answer would never find room",
+    ),
+    (
+        ("delivery", "buffer_bytes"),
+        ("delivery", "total_buffer_bytes"),
+        "one client's share would be more than the whole",
+    ),
+)
+
+
+def check(draft: Draft, report: Report) -> None:
+    """Report everything that does not fit together."""
+    _check_orders(draft, report)
+    _check_shutdown(draft, report)
+    _check_ids(report)
+    _check_key_hashes(draft, report)
+    _check_names(draft, report)
+    _check_models_exist(report)
+    _check_authorities(draft, report)
+    _check_timeouts(draft, report)
+    _check_public_binds(draft, report)
+    _check_admin_binds(draft, report)
+    _check_bind_conflicts(draft, report)
+
+
+# Limits -------------------------------------------------------------------------------------------------
+
+
+def _check_orders(draft: Draft, report: Report) -> None:
+    for smaller, larger, consequence in _AT_MOST:
+        low, high = draft.value(*smaller), draft.value(*larger)
+        if low is not None and high is not None and low > high:
+            # The one that was written is the one to change; with both written, the smaller.
+            path, word, other = smaller, "at most", larger
+            if report.document.written(smaller) is None:
+                path, word, other = larger, "at least", smaller
+            limit = _shown(draft.value(*other))
+            report.add(path, f"must be {word} {'.'.join(other)} ({limit}): {consequence}")
+
+
+def _check_shutdown(draft: Draft, report: Report) -> None:
+    keys = ("hard_limit", "grace", "readiness_delay")
+    hard_limit, grace, delay = (draft.value("shutdown", key) for key in keys)
+    if None not in (hard_limit, grace, delay) and hard_limit < delay + grace:
+        written = (key for key in keys if report.document.written(("shutdown", key)))
+        message = (
+            f"readiness_delay + grace ({delay + grace:g}) must be at most hard_limit ({hard_limit:g}): "
+            "running requests would lose their grace"
+        )
+        report.add(("shutdown", next(written)), message)
+
+
+def _check_timeouts(draft: Draft, report: Report) -> None:
+    maximum = draft.value("deadlines", "maximum")
+    for index, tenant in _tenants(draft):
+        given, bound = tenant.default_timeout, tenant.max_timeout
+        if given is not None and bound is not None and given > bound:
+            report.add(("tenants", index, "default_timeout"), f"must be at most max_timeout ({bound:g})")
+        for key, value in (("default_timeout", given), ("max_timeout", bound)):
+            if None not in (value, maximum) and value > maximum:
+                report.add(("tenants", index, key), f"must be at most deadlines.maximum ({maximum:g})")
+
+
+# Names --------------------------------------------------------------------------------------------------
+
+
+def _check_ids(report: Report) -> None:
+    for name in TABLE_LISTS:
+        _check_unique(report, [((name, index, "id"), id_) for index, id_ in _ids(report, name)])
+    _check_unique(report, list(_key_ids(report)))
+
+
+def _check_unique(report: Report, ids: list[tuple[Path, str]]) -> None:
+    first: dict[str, Path] = {}
+    for path, id_ in ids:
+        if id_ in first:
+            report.add(path, f"{quoted(id_)} is taken: {report.document.origin_of(first[id_])} has it")
+        first.setdefault(id_, path)
+
+
+def _key_ids(report: Report) -> Iterator[tuple[Path, str]]:
+    """Ids of all keys of all tenants: they are one namespace, since a key is found by its own id."""
+    for tenant_index, tenant in enumerate(_list(report.document.tree, "tenants")):
+        for index, key in enumerate(_list(tenant, "keys")):
+            if isinstance(id_ := key.get("id") if isinstance(key, dict) else None, str):
+                yield ("tenants", tenant_index, "keys", index, "id"), id_
+
+
+def _check_key_hashes(draft: Draft, report: Report) -> None:
+    first: dict[str, Path] = {}
+    for tenant_index, tenant in _tenants(draft):
+        for index, key in enumerate(tenant.keys):
+            path: Path = ("tenants", tenant_index, "keys", index, "hash")
+            if key.hash in first:
+                report.add(path, f"is the key of {report.document.origin_of(first[key.hash])} again")
+            first.setdefault(key.hash, path)
+
+
+def _check_names(draft: Draft, report: Report) -> None:
+    """Models name workers and their labels, tenants name models."""
+    ids = [id_ for _, id_ in _ids(report, "workers")]
+    labels = _labels(report)
+    for index, worker in _workers(draft):
+        for position, label in enumerate(worker.labels):
+            if label in ids:
+                message = f"{quoted(label)} is a worker's id too, so [[models]] could mean either"
+                report.add(("workers", index, "labels", position), message)
+    for index, model in _models(draft):
+        for position, name in enumerate(model.workers or ()):
+            if name not in (*ids, *labels):
+                message = f"no worker has the id or label {quoted(name)}" + _hint(name, [*ids, *labels])
+                report.add(("models", index, "workers", position), message)
+    models = [id_ for _, id_ in _ids(report, "models")]
+    for index, tenant in _tenants(draft):
+        for position, name in enumerate(tenant.models):
+            if name not in ("*", *models):
+                message = f"no [[models]] has the id {quoted(name)}" + _hint(name, models)
+                report.add(("tenants", index, "models", position), message)
+
+
+def _check_models_exist(report: Report) -> None:
+    if _list(report.document.tree, "workers") and not report.document.tree.get("models"):
+        report.add(
+            ("workers",),
+            "nothing would be served: name the workers' models under [[models]] "
+            "(asking the engines for them is not implemented in this version)",
+        )
+
+
+# Addresses ----------------------------------------------------------------------------------------------
+
+
+def _check_authorities(draft: Draft, report: Report) -> None:
+    for index, worker in _workers(draft):
+        if worker.ca is not None and worker.endpoint.scheme != "https":
+            report.add(("workers", index, "ca"), "has no use: the url is not https")
+
+
+def _check_public_binds(draft: Draft, report: Report) -> None:
+    if draft.value("server", "allow_anonymous") or report.document.tree.get("tenants"):
+        return
+    for index, bind in enumerate(draft.value("server", "bind") or ()):
+        if not bind.local:
+            message = (
+                f"other machines can reach {bind}, and without [[tenants]] everybody is served: "
+                "add a tenant with a key, or set server.allow_anonymous = true"
+            )
+            report.add(("server", "bind", index), message)
+
+
+def _check_admin_binds(draft: Draft, report: Report) -> None:
+    for index, bind in enumerate(draft.value("admin", "bind") or ()):
+        if not bind.local:
+            message = (
+                f"other machines can reach {bind}, and nothing guards it: "
+                "use a loopback address or a unix socket (admin.tokens are not implemented in this version)"
+            )
+            report.add(("admin", "bind", index), message)
+
+
+def _check_bind_conflicts(draft: Draft, report: Report) -> None:
+    seen: list[Bind] = []
+    for name in ("server", "admin"):
+        for index, bind in enumerate(draft.value(name, "bind") or ()):
+            if clash := next((other for other in seen if _clash(bind, other)), None):
+                report.add((name, "bind", index), f"cannot listen on {bind} and {clash} at once")
+            seen.append(bind)
+
+
+def _clash(one: Bind, other: Bind) -> bool:
+    if one == other:
+        return one.port != 0
+    if one.port != other.port or one.port in (0, None):
+        return False
+    return any(
+        wide == everywhere and (":" in str(narrow)) == (":" in everywhere)
+        for wide, narrow in ((one.host, other.host), (other.host, one.host))
+        for everywhere in ("0.0.0.0", "::")  # noqa: S104 - recognised, not bound
+    )
+
+
+# What the document and the draft hold ----------------------------------------------------------------------
+
+
+def _shown(value: float) -> str:
+    return format_size(value) if isinstance(value, int) else f"{value:g}"
+
+
+def _workers(draft: Draft) -> Iterator[tuple[int, WorkerSettings]]:
+    for index, entry in draft.entries["workers"].items():
+        if isinstance(entry, WorkerSettings):
+            yield index, entry
+
+
+def _models(draft: Draft) -> Iterator[tuple[int, ModelSettings]]:
+    for index, entry in draft.entries["models"].items():
+        if isinstance(entry, ModelSettings):
+            yield index, entry
+
+
+def _tenants(draft: Draft) -> Iterator[tuple[int, TenantSettings]]:
+    for index, entry in draft.entries["tenants"].items():
+        if isinstance(entry, TenantSettings):
+            yield index, entry
+
+
+def _ids(report: Report, name: str) -> list[tuple[int, str]]:
+    entries = enumerate(_list(report.document.tree, name))
+    pairs = ((index, entry.get("id") if isinstance(entry, dict) else None) for index, entry in entries)
+    return [(index, id_) for index, id_ in pairs if isinstance(id_, str)]
+
+
+def _labels(report: Report) -> list[str]:
+    workers = _list(report.document.tree, "workers")
+    return [label for worker in workers for label in _list(worker, "labels") if isinstance(label, str)]
+
+
+def _list(node: Any, key: str) -> list[Any]:
+    inner = node.get(key) if isinstance(node, dict) else None
+    return inner if isinstance(inner, list) else []
+
+
+def _hint(name: str, known: list[str]) -> str:
+    close = nearest(name, known)
+    return f"; did you mean {quoted(close)}?" if close else ""

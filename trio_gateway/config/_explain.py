@@ -1,0 +1,112 @@
+"""The configuration as the gateway understood it, for ``trio-gateway check-config``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any, Final
+
+from trio_gateway.config._addresses import Bind
+from trio_gateway.config._document import TABLE_LISTS, Document
+from trio_gateway.config._fields import Section
+from trio_gateway.config._load import NO_ENVIRONMENT, load
+from trio_gateway.config._problems import Path, quoted
+from trio_gateway.config._settings import Settings
+from trio_gateway.config._tables import KeySettings
+from trio_gateway.units import format_size
+
+_COMMENT_COLUMN: Final = 48
+
+
+def explain(
+    path: str | os.PathLike[str],
+    environ: Mapping[str, str] = NO_ENVIRONMENT,
+    overrides: Sequence[str] = (),
+) -> str:
+    """Tell what a configuration means: every effective value, as TOML, with the place that it comes from.
+
+    Contents of key files are not told, nor are the hashes of keys.
+
+    Args:
+        path: the TOML file.
+        environ: as `load_settings` takes it.
+        overrides: as `load_settings` takes them.
+
+    Raises:
+        ConfigurationError: with every problem that was found; ``str()`` of it is made for printing.
+    """
+    loaded = load(path, environ, overrides)
+    lines = [f"# {os.fspath(path)}: no problems. {_totals(loaded.settings)}"]
+    lines += [f"# Note: {note}" for note in _notes(loaded.settings)]
+    lines += _describe(loaded.settings, loaded.document)
+    return "\n".join(lines) + "\n"
+
+
+def _totals(settings: Settings) -> str:
+    slots = sum(worker.slots for worker in settings.workers)
+    return (
+        f"{_count(len(settings.workers), 'worker')} with {_count(slots, 'slot')}, "
+        f"{_count(len(settings.models), 'model')}, {_count(len(settings.tenants), 'tenant')}."
+    )
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _notes(settings: Settings) -> Iterator[str]:
+    """Say what is allowed and may still surprise."""
+    if not settings.workers:
+        yield "no worker is configured; /readyz answers 503."
+    if not settings.tenants:
+        yield "no tenant is configured; every caller is served, and keys are ignored."
+    served = {worker.id for model in settings.models for worker in settings.workers_of(model)}
+    for worker in settings.workers:
+        if worker.id not in served:
+            yield f"worker {worker.id} serves no model."
+    for tenant in settings.tenants:
+        if not tenant.keys:
+            yield f"tenant {tenant.id} has no key; nobody can use it."
+
+
+def _describe(settings: Settings, document: Document) -> Iterator[str]:
+    for name in Settings.model_fields:
+        value = getattr(settings, name)
+        if name in TABLE_LISTS:
+            for index, entry in enumerate(value):
+                yield from ["", f"[[{name}]]", *_pairs(entry, (name, index), document)]
+        else:
+            yield from ["", f"[{name}]", *_pairs(value, (name,), document)]
+
+
+def _pairs(section: Section, path: Path, document: Document) -> Iterator[str]:
+    for key, field in type(section).model_fields.items():
+        value = getattr(section, key)
+        if field.json_schema_extra and value is not None:
+            origin = document.written((*path, key))
+            pair = f"{key} = {_toml(value, field.json_schema_extra)}"
+            yield f"{pair:<{_COMMENT_COLUMN}} # {_place(origin.file, origin.line) if origin else 'default'}"
+
+
+def _place(file: str, line: int | None) -> str:
+    # The file's folder is known from the first line; a column of long paths would hide the values.
+    return file if line is None else f"{FilePath(file).name}:{line}"
+
+
+def _toml(value: Any, extra: Any) -> str:
+    """Write one value as TOML; sizes with their unit, hashes not at all."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() if extra["unit"] == "bytes":
+            return quoted(format_size(value))
+        case int() | float():
+            return f"{value:.15g}"
+        case tuple():
+            return f"[{', '.join(_toml(item, extra) for item in value)}]"
+        case KeySettings():
+            return f'{{id = {quoted(value.id)}, hash = "(hidden)"}}'
+        case Bind() | str():
+            return quoted(str(value))
+    raise AssertionError(type(value))

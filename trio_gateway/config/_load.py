@@ -1,0 +1,192 @@
+"""From a file, variables and arguments to `Settings`, or to everything that is wrong with them."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from types import MappingProxyType
+from typing import Any, Final
+
+from pydantic import SecretStr
+
+from trio_gateway.config._checks import check
+from trio_gateway.config._document import TABLE_LISTS, Document, Override, parse_document, read_overrides
+from trio_gateway.config._problems import ConfigurationError, Path, Problem, dotted
+from trio_gateway.config._settings import Settings
+from trio_gateway.config._tables import WorkerSettings
+from trio_gateway.config._validate import Draft, Report, validate
+from trio_gateway.units import KiB, MiB
+
+NO_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({})
+
+# A configuration of ten thousand workers has about 2 MiB; a key longer than this fits into no request head.
+MAX_FILE: Final = 16 * MiB
+MAX_KEY: Final = 8 * KiB
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings, and the document that says where each of them was written."""
+
+    settings: Settings
+    document: Document
+
+
+def load_settings(
+    path: str | os.PathLike[str],
+    environ: Mapping[str, str] = NO_ENVIRONMENT,
+    overrides: Sequence[str] = (),
+) -> Settings:
+    """Read the configuration file, and the files with keys and certificates that it names.
+
+    Args:
+        path: the TOML file. Relative paths in it count from its folder, those of sockets from the working
+            directory.
+        environ: variables ``TRIO_GATEWAY__SECTION__KEY`` are laid over the file, others ignored.
+        overrides: ``section.key=value`` each, laid over both.
+
+    Raises:
+        ConfigurationError: with every problem that was found.
+    """
+    return load(path, environ, overrides).settings
+
+
+def parse_settings(
+    text: str,
+    environ: Mapping[str, str] = NO_ENVIRONMENT,
+    overrides: Sequence[str] = (),
+    *,
+    name: str = "gateway.toml",
+    folder: str | os.PathLike[str] = ".",
+) -> Settings:
+    """Do as `load_settings` does with a text instead of a file.
+
+    Args:
+        text: TOML.
+        environ: as there.
+        overrides: as there.
+        name: what messages call the text.
+        folder: where relative paths count from.
+
+    Raises:
+        ConfigurationError: with every problem that was found.
+    """
+    return _assemble(parse_document(text, name), environ, overrides, FilePath(folder)).settings
+
+
+def load(path: str | os.PathLike[str], environ: Mapping[str, str], overrides: Sequence[str]) -> Loaded:
+    """Do as `load_settings` does, and keep the origins."""
+    name = os.fspath(path)
+    return _assemble(parse_document(_read_text(name), name), environ, overrides, FilePath(name).parent)
+
+
+def _assemble(
+    document: Document, environ: Mapping[str, str], overrides: Sequence[str], folder: FilePath
+) -> Loaded:
+    problems = list(_lay_over(document, environ, overrides))
+    report = Report(document, problems)
+    draft = validate(document, report)
+    check(draft, report)
+    workers = tuple(_with_files(draft, report, folder))
+    if report.problems:
+        raise ConfigurationError(
+            sorted(report.problems, key=lambda problem: _reading_order(problem, document))
+        )
+    lists = {name: tuple(draft.entries[name].values()) for name in TABLE_LISTS}
+    parts: dict[str, Any] = {**draft.sections, **lists, "workers": workers}
+    return Loaded(Settings(**parts), document)
+
+
+def _reading_order(problem: Problem, document: Document) -> tuple[bool, int]:
+    return problem.file != document.name, problem.line or 0
+
+
+def _lay_over(document: Document, environ: Mapping[str, str], overrides: Sequence[str]) -> list[Problem]:
+    problems = []
+    for item in read_overrides(environ, overrides):
+        if isinstance(item, Override):
+            try:
+                document.lay_over(item)
+            except ValueError as error:
+                problems.append(Problem(item.origin.file, None, dotted(item.key), str(error)))
+        else:
+            problems.append(item)
+    return problems
+
+
+# Files --------------------------------------------------------------------------------------------------
+
+
+def _read_text(name: str) -> str:
+    try:
+        data = _read_bytes(FilePath(name), MAX_FILE)
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigurationError([Problem(name, line, "", "not valid UTF-8")]) from None
+    except ValueError as error:
+        raise ConfigurationError([Problem(name, None, "", str(error))]) from None
+    if text.startswith("\ufeff"):
+        message = "begins with a byte order mark, which TOML does not know: save it as UTF-8 without one"
+        raise ConfigurationError([Problem(name, 1, "", message)])
+    return text
+
+
+def _read_bytes(path: FilePath, most: int) -> bytes:
+    """Read a file of at most `most` bytes.
+
+    Raises:
+        ValueError: it cannot be read, or is larger.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from None
+    if len(data) > most:
+        raise ValueError(f"has more than {most} bytes")
+    return data
+
+
+def _with_files(draft: Draft, report: Report, folder: FilePath) -> Iterator[WorkerSettings]:
+    """Complete the workers with what stands in the files that they name."""
+    for index, worker in draft.entries["workers"].items():
+        assert isinstance(worker, WorkerSettings)
+        path: Path = ("workers", index)
+        read: dict[str, object] = {}
+        for key, field, name, reader in (
+            ("api_key_file", "api_key", worker.api_key_file, _read_key),
+            ("ca", "ca_pem", worker.ca, _read_ca),
+        ):
+            if name is not None:
+                try:
+                    read[field] = reader(folder / name)
+                except ValueError as error:
+                    # The name is not repeated: some people write the key itself where its file belongs.
+                    where = (
+                        f" (relative paths count from {folder})" if not FilePath(name).is_absolute() else ""
+                    )
+                    report.add((*path, key), f"{error}{where}")
+        yield worker.model_copy(update=read)
+
+
+def _read_key(path: FilePath) -> SecretStr:
+    """Read a credential. No message of this function may repeat what it read."""
+    key = _read_bytes(path, MAX_KEY).strip()
+    if not key:
+        raise ValueError("is empty")
+    if any(not 0x21 <= byte <= 0x7E for byte in key):
+        raise ValueError("holds a blank or another byte that no key has; it must hold the key alone")
+    return SecretStr(key.decode("ascii"))
+
+
+def _read_ca(path: FilePath) -> str:
+    text = _read_bytes(path, MAX_FILE).decode("ascii", "replace")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
+    except (ValueError, ssl.SSLError):
+        raise ValueError("holds no PEM certificate") from None
+    return text

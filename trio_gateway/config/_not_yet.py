@@ -1,0 +1,57 @@
+"""Settings that the contract names and this version does not have.
+
+Accepting one silently would promise what is not kept, so each is an error that says what to do meanwhile.
+Whoever builds the thing deletes its row here and adds the field.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+_NO_REGISTRATION: Final = "workers cannot register themselves; list them under [[workers]]"
+_NO_BREAKER: Final = "there is no circuit breaker"
+_NO_PROBES: Final = "workers are not probed; every listed worker counts as ready"
+_NO_WEBSOCKET: Final = "there is no WebSocket endpoint"
+_NO_RATES: Final = "rates are not limited; max_concurrency and max_queued are"
+
+# Keys without list positions ("tenants.weight"), or such a key and one value of it ("workers.kind=agent").
+NOT_YET: Final = MappingProxyType(
+    {
+        "server.tls": "let a proxy before the gateway speak TLS",
+        "server.trusted_proxies": "client addresses are not taken from headers",
+        "server.cors_origins": "pages of other origins cannot call the gateway",
+        "admin.tokens": "the admin listener stays on loopback addresses and unix sockets",
+        "internal.bind": _NO_REGISTRATION,
+        "internal.join_token_file": _NO_REGISTRATION,
+        "internal.allowed_networks": _NO_REGISTRATION,
+        "workers.kind=tgi": "the dialect of this engine is not spoken",
+        "workers.kind=ollama": "the dialect of this engine is not spoken",
+        "workers.kind=agent": "the worker protocol is not spoken; name the engine itself",
+        "models.aliases": "give each public name its own [[models]] with the same upstream",
+        "models.defaults": "fields that callers leave out are left to the engine",
+        "models.max_output_tokens": "the length of answers is left to callers and engines",
+        "models.fallbacks": "a model without a worker is refused",
+        "tenants.requests_per_minute": _NO_RATES,
+        "tenants.tokens_per_minute": _NO_RATES,
+        "admission.promote_after": "waiting requests are served in the order in which they came",
+        "admission.tiers": "waiting requests are served in the order in which they came",
+        "breaker.consecutive_faults": _NO_BREAKER,
+        "breaker.cooldown": _NO_BREAKER,
+        "breaker.fault_ratio": _NO_BREAKER,
+        "breaker.window": _NO_BREAKER,
+        "probes.interval": _NO_PROBES,
+        "probes.timeout": _NO_PROBES,
+        "probes.failures": _NO_PROBES,
+        "probes.successes": _NO_PROBES,
+        "delivery.resume_window": "answers cannot be resumed",
+        "stream.receipt": "answers carry no receipt",
+        "websocket.max_message_bytes": _NO_WEBSOCKET,
+        "websocket.ping_interval": _NO_WEBSOCKET,
+        "websocket.ping_timeout": _NO_WEBSOCKET,
+        "websocket.auth_timeout": _NO_WEBSOCKET,
+        "websocket.max_streams": _NO_WEBSOCKET,
+        "database.url": "records go to the log, and keys stand in this file",
+        "database.journal": "records go to the log, and keys stand in this file",
+    }
+)

@@ -1,0 +1,278 @@
+"""The sections that exist once: each key with its unit, default, bounds and meaning.
+
+The reference page is made from this text, so a meaning is one sentence for an operator. Defaults are those
+of the contract; where another product's limit was the model, its comment says so.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
+
+from trio_gateway.config._addresses import Bind, parse_bind
+from trio_gateway.config._fields import Duration, Many, Section, Size, about, seconds, switch
+from trio_gateway.units import GiB, KiB, MiB
+
+
+def _read_bind(value: object) -> object:
+    return parse_bind(value) if isinstance(value, str) else value
+
+
+def _list_of_one(value: object) -> object:
+    """Let a single address stand for a list: an environment variable can then name it without quotes."""
+    return [value] if isinstance(value, str) else value
+
+
+Binds = Annotated[
+    Many[Annotated[Bind, BeforeValidator(_read_bind)]],
+    BeforeValidator(_list_of_one),
+]
+
+
+class ServerSettings(Section):
+    """The public listener."""
+
+    bind: Annotated[
+        Binds,
+        about(
+            "addresses",
+            'Where clients connect: "host:port", "[IPv6]:port" or "unix:path"; port 0 takes a free one, '
+            "and a relative path counts from the working directory.",
+            min_length=1,
+        ),
+    ] = (Bind("127.0.0.1", 8080),)
+    allow_anonymous: Annotated[
+        bool,
+        switch(
+            "Lets a gateway without [[tenants]] listen on addresses that other machines can reach, "
+            "serving all."
+        ),
+    ] = False
+    expose_worker: Annotated[
+        bool, switch("Shows callers which worker served them, in answer headers and errors.")
+    ] = False
+
+
+class AdminSettings(Section):
+    """The listener of operators and metrics."""
+
+    bind: Annotated[
+        Binds,
+        about(
+            "addresses",
+            "Where operators and Prometheus connect; only loopback addresses and unix sockets.",
+            min_length=1,
+        ),
+    ] = (Bind("127.0.0.1", 9090),)
+
+
+class LimitsSettings(Section):
+    """What one client may send, and what the gateway holds for all of them."""
+
+    connections: Annotated[
+        int,
+        about(
+            "connections",
+            "Client connections that are open at a time; further ones wait in the kernel's queue.",
+            ge=1,
+            le=1_000_000,
+        ),
+    ] = 4096
+    head_bytes: Annotated[
+        Size, about("bytes", "Longest request head, request line included (else 431).", ge=256, le=MiB)
+    ] = 64 * KiB
+    head_count: Annotated[
+        int, about("headers", "Most header lines in a request head (else 431).", ge=1, le=10_000)
+    ] = 100
+    head_timeout: Annotated[
+        Duration,
+        seconds(
+            "Longest time from a request's first byte, or a new connection, to its whole head (else "
+            "408, or a silent close if no byte came)."
+        ),
+    ] = 10.0
+    body_bytes: Annotated[Size, about("bytes", "Largest request body (else 413).", ge=1, le=4 * GiB)] = (
+        20 * MiB
+    )
+    body_timeout: Annotated[
+        Duration,
+        seconds("Longest time from a request's head to the end of its body (else 408)."),
+    ] = 30.0
+    keep_alive: Annotated[
+        Duration,
+        seconds("How long a connection may stay idle between two requests."),
+    ] = 75.0
+    unplaced_bytes: Annotated[
+        Size,
+        about("bytes", "Request bodies in memory, in total, of all requests that have no worker yet.", ge=1),
+    ] = 256 * MiB
+    json_values: Annotated[
+        int, about("values", "Most JSON values in one request body (else 400).", ge=1, le=100_000_000)
+    ] = 200_000
+    event_bytes: Annotated[
+        Size,
+        about("bytes", "Largest single event of an engine's stream (else the attempt fails).", ge=1, le=GiB),
+    ] = 4 * MiB
+    answer_bytes: Annotated[
+        Size, about("bytes", "Largest buffered answer of an engine (else 502).", ge=1, le=4 * GiB)
+    ] = 64 * MiB
+    gone_probe_interval: Annotated[
+        Duration,
+        seconds(
+            "How often a client that closed its sending side is asked again whether it is still "
+            "there, while nothing else is written to it."
+        ),
+    ] = 10.0
+
+
+class AdmissionSettings(Section):
+    """The queue of all tenants together."""
+
+    max_queued: Annotated[
+        int,
+        about(
+            "requests", "Requests that wait for a worker; 0 serves at once or refuses.", ge=0, le=1_000_000
+        ),
+    ] = 1024
+    max_queued_bytes: Annotated[
+        Size, about("bytes", "Bodies of the requests that wait for a worker, in total.", ge=0)
+    ] = 128 * MiB
+    max_wait: Annotated[
+        Duration,
+        seconds("Longest wait for a worker, retries included (then 503)."),
+    ] = 60.0
+
+
+class DeadlinesSettings(Section):
+    """How long things may take. One absolute deadline per request covers waiting, retries and streaming."""
+
+    default: Annotated[
+        Duration,
+        seconds("Deadline of a request when neither its header nor its tenant names one."),
+    ] = 600.0
+    maximum: Annotated[Duration, seconds("Longest deadline that anybody can ask for.")] = 3600.0
+    connect: Annotated[
+        Duration,
+        seconds("Longest time to a usable connection to a worker, TCP and TLS."),
+    ] = 5.0
+    first_token: Annotated[
+        Duration,
+        seconds("Longest time from the sent request to the attempt's first event with content."),
+    ] = 300.0
+    between_events: Annotated[
+        Duration,
+        seconds("Longest silence of an engine within its answer; comments are no progress."),
+    ] = 120.0
+
+
+class RetrySettings(Section):
+    """Further attempts, made only before anything of an answer was delivered."""
+
+    max_attempts: Annotated[
+        int, about("attempts", "Attempts per request; 1 never repeats.", ge=1, le=100)
+    ] = 3
+    budget_ratio: Annotated[
+        float,
+        about(
+            "retries per request",
+            "Share of requests that may be repeated after a failure; at least 3 a second always may, and "
+            "attempts that no engine executed cost nothing.",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.2
+    backoff: Annotated[
+        Duration,
+        seconds(
+            "How long a worker that turned a request away without saying when to return is left "
+            "alone; doubles each time, up to eight times this value."
+        ),
+    ] = 1.0
+
+
+class DeliverySettings(Section):
+    """What the gateway holds for clients that read slowly, and when it stops waiting for them."""
+
+    buffer_bytes: Annotated[
+        Size,
+        about(
+            "bytes",
+            "Answer bytes that wait for one client before the engine is read no further.",
+            ge=1,
+            le=GiB,
+        ),
+    ] = 256 * KiB
+    total_buffer_bytes: Annotated[
+        Size,
+        about("bytes", "Answer bytes that wait for all clients together, buffered answers included.", ge=1),
+    ] = 256 * MiB
+    upstream_receive_buffer: Annotated[
+        Size,
+        about(
+            "bytes",
+            "Receive buffer of a connection to an engine, set before it connects; the kernel may round it.",
+            ge=2 * KiB,
+            le=16 * MiB,
+        ),
+    ] = 16 * KiB
+    stall_timeout: Annotated[
+        Duration,
+        seconds("A client that takes no byte for this long while bytes wait for it is cut off."),
+    ] = 30.0
+    max_lag: Annotated[
+        Duration,
+        seconds("A client whose oldest waiting event is older than this is cut off."),
+    ] = 120.0
+
+
+class StreamSettings(Section):
+    """The shape of streamed answers."""
+
+    heartbeat_after: Annotated[
+        Duration,
+        seconds(
+            "Silence after which a streamed answer sends its headers and a comment, again and again; "
+            "0 never does.",
+            zero=True,
+        ),
+    ] = 10.0
+    heartbeat_while_queued: Annotated[
+        bool, switch("Sends headers and heartbeats also during the first wait in the queue.")
+    ] = False
+    error_style: Annotated[
+        Literal["event", "finish_reason"],
+        about(
+            "word",
+            "How a failure ends a stream: by an error event, or also by a chunk with the finish_reason "
+            '"error" before it, for clients that look only there.',
+        ),
+    ] = "event"
+
+
+class ShutdownSettings(Section):
+    """What happens between the first signal and the end of the process."""
+
+    readiness_delay: Annotated[
+        Duration,
+        seconds("How long new work is still served after /readyz began to fail.", zero=True),
+    ] = 5.0
+    grace: Annotated[Duration, seconds("How long running requests may continue after that.", zero=True)] = (
+        30.0
+    )
+    hard_limit: Annotated[
+        Duration,
+        seconds("The process has ended this long after the signal, whatever hangs."),
+    ] = 60.0
+
+
+class LogSettings(Section):
+    """What the gateway writes about itself and its requests."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        about("word", "The least severe message that is written."),
+    ] = "info"
+    format: Annotated[
+        Literal["json", "console"], about("word", "One JSON object a line, or lines for people.")
+    ] = "json"

@@ -1,0 +1,61 @@
+"""The whole configuration, as one value."""
+
+from __future__ import annotations
+
+from trio_gateway.config._fields import Section
+from trio_gateway.config._sections import (
+    AdminSettings,
+    AdmissionSettings,
+    DeadlinesSettings,
+    DeliverySettings,
+    LimitsSettings,
+    LogSettings,
+    RetrySettings,
+    ServerSettings,
+    ShutdownSettings,
+    StreamSettings,
+)
+from trio_gateway.config._tables import ModelSettings, TenantSettings, WorkerSettings
+
+
+class Settings(Section):
+    """Everything that can be configured; ``Settings()`` is what an empty file means.
+
+    Only `load_settings` and `parse_settings` compare the parts with each other (names that nobody has, limits
+    that contradict); whoever builds this by hand has to know what fits together.
+    """
+
+    server: ServerSettings = ServerSettings()
+    admin: AdminSettings = AdminSettings()
+    workers: tuple[WorkerSettings, ...] = ()
+    models: tuple[ModelSettings, ...] = ()
+    tenants: tuple[TenantSettings, ...] = ()
+    limits: LimitsSettings = LimitsSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    deadlines: DeadlinesSettings = DeadlinesSettings()
+    retry: RetrySettings = RetrySettings()
+    delivery: DeliverySettings = DeliverySettings()
+    stream: StreamSettings = StreamSettings()
+    shutdown: ShutdownSettings = ShutdownSettings()
+    log: LogSettings = LogSettings()
+
+    def workers_of(self, model: ModelSettings) -> tuple[WorkerSettings, ...]:
+        """Answer the workers that serve a model, in the order of the file."""
+        if model.workers is None:
+            return self.workers
+        names = set(model.workers)
+        return tuple(worker for worker in self.workers if names & {worker.id, *worker.labels})
+
+    def serving_tenants(self) -> tuple[TenantSettings, ...]:
+        """Answer the tenants, or, where none is configured, the one that serves everybody without a key.
+
+        That one is alone in the queue and may fill it.
+        """
+        return self.tenants or (
+            TenantSettings(
+                id="anonymous",
+                keys=(),
+                tiers=("interactive", "standard", "batch"),
+                max_queued=self.admission.max_queued,
+            ),
+        )

@@ -1,0 +1,173 @@
+"""The tables that may be repeated: workers, models, tenants and their keys."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import cached_property
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, Field, SecretStr
+
+from trio_gateway.config._addresses import Endpoint, parse_url
+from trio_gateway.config._fields import Duration, Id, Items, Many, ModelName, Section, about, seconds, switch
+
+Tier = Literal["interactive", "standard", "batch"]
+"""Priority classes, most urgent first."""
+
+CANCEL_GRACE: Final = {"openai": 0.5, "vllm": 0.5, "llamacpp": 1.5, "sglang": 4.0}
+"""Seconds until each kind of engine has surely let an abandoned request go."""
+
+_HASH_OF_NOTHING: Final = hashlib.sha256(b"").hexdigest()
+
+
+def _check_url(text: str) -> str:
+    parse_url(text)
+    return text
+
+
+def _check_hash(text: str) -> str:
+    if not re.fullmatch(r"sha256:[0-9A-Fa-f]{64}", text):
+        raise ValueError('must be "sha256:" and 64 hexadecimal digits, the SHA-256 of the whole key')
+    if text.lower().endswith(_HASH_OF_NOTHING):
+        raise ValueError("is the hash of an empty key, with which everybody would be let in")
+    return text.lower()
+
+
+def _check_patterns(models: tuple[str, ...]) -> tuple[str, ...]:
+    if "*" in models and len(models) > 1:
+        raise ValueError('names more models beside "*", which already means all')
+    return models
+
+
+class WorkerSettings(Section):
+    """One engine that the gateway may send requests to. Equal workers are taken in the order of the file.
+
+    `api_key` and `ca_pem` are no keys of the file; they hold what stood in the files that it names.
+    """
+
+    id: Annotated[Id, about("name", "The worker's own name, in logs, metrics and [[models]].")]
+    url: Annotated[
+        str,
+        AfterValidator(_check_url),
+        about(
+            "URL",
+            "Where the engine listens: http://, https:// or http+unix:///path; a path goes before the "
+            "engine's own paths, and /v1 at its end may be left out.",
+        ),
+    ]
+    kind: Annotated[
+        Literal["vllm", "sglang", "llamacpp", "openai"],
+        about("word", "Which engine it is; openai for everything that only speaks OpenAI's routes."),
+    ]
+    slots: Annotated[int, about("requests", "Requests that it serves at a time.", ge=1, le=100_000)] = 64
+    weight: Annotated[
+        float,
+        about(
+            "ratio",
+            "Its share of requests compared with other workers; has no effect in this version.",
+            gt=0,
+            le=1_000_000,
+        ),
+    ] = 1.0
+    labels: Annotated[
+        Many[Id], about("names", "Words by which [[models]] can name several workers at once.")
+    ] = ()
+    ca: Annotated[
+        str | None,
+        about("path", "PEM file with the only authorities that may vouch for an https worker."),
+    ] = None
+    api_key_file: Annotated[
+        str | None,
+        about("path", "File with the credential that the gateway shows to this worker; read at start."),
+    ] = None
+    cancel_grace: Annotated[
+        Duration,
+        seconds(
+            "How long a slot stays counted after a request was abandoned, until the engine has "
+            "surely let it go.",
+            zero=True,
+        ),
+    ] = Field(default_factory=lambda known: CANCEL_GRACE[known["kind"]])
+    api_key: SecretStr | None = Field(default=None, exclude=True)
+    ca_pem: str | None = Field(default=None, exclude=True, repr=False)
+
+    @cached_property
+    def endpoint(self) -> Endpoint:
+        """The parts of `url`."""
+        return parse_url(self.url)
+
+
+class ModelSettings(Section):
+    """One model that callers may name."""
+
+    id: Annotated[ModelName, about("name", "The public name.")]
+    upstream: Annotated[ModelName, about("name", "The name that the engines know.")] = Field(
+        default_factory=lambda known: known["id"]
+    )
+    workers: Annotated[
+        Many[Id] | None,
+        about("names", "Ids or labels of the workers that serve it.", min_length=1),
+    ] = None
+
+
+class KeySettings(Section):
+    """One API key of a tenant; only its hash is known here."""
+
+    id: Annotated[Id, about("name", "The key's name, in records; no other key of any tenant may have it.")]
+    hash: Annotated[
+        str,
+        AfterValidator(_check_hash),
+        about("hash", '"sha256:" and the hexadecimal SHA-256 of the whole key.'),
+    ] = Field(repr=False)
+
+    @property
+    def digest(self) -> bytes:
+        """The 32 bytes of the SHA-256."""
+        return bytes.fromhex(self.hash.removeprefix("sha256:"))
+
+
+class TenantSettings(Section):
+    """One party that owns keys and is limited as a whole."""
+
+    id: Annotated[Id, about("name", "The tenant's name, in records and metrics.")]
+    keys: Annotated[
+        Items[KeySettings],
+        about("tables", "Its API keys: {id, hash}; an empty list locks the tenant out."),
+    ]
+    weight: Annotated[
+        float,
+        about(
+            "ratio",
+            "Its share of busy workers compared with other tenants; has no effect in this version.",
+            gt=0,
+            le=1_000_000,
+        ),
+    ] = 1.0
+    tiers: Annotated[
+        Many[Tier],
+        about("words", "Priorities that its requests may ask for.", min_length=1),
+    ] = ("interactive", "standard")
+    models: Annotated[
+        Many[ModelName],
+        AfterValidator(_check_patterns),
+        about("names", 'Public names of the models it may use; "*" means all.'),
+    ] = ("*",)
+    max_concurrency: Annotated[
+        int | None, about("requests", "Requests that it may have at workers at a time.", ge=1, le=1_000_000)
+    ] = None
+    max_queued: Annotated[
+        int, about("requests", "Requests that it may have waiting.", ge=0, le=1_000_000)
+    ] = 64
+    default_timeout: Annotated[
+        Duration | None,
+        seconds("Deadline of its requests that name none, instead of deadlines.default."),
+    ] = None
+    max_timeout: Annotated[
+        Duration | None,
+        seconds("Longest deadline that its requests can ask for, below deadlines.maximum."),
+    ] = None
+    engine_fields: Annotated[
+        bool,
+        switch("Lets it send body fields that steer the engine itself."),
+    ] = False

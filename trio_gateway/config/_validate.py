@@ -1,0 +1,266 @@
+"""One value after the other: unknown keys, keys of later versions, types and bounds.
+
+Each section and each table of a list is judged alone, so that one mistake hides no other. What the parts say
+about each other is `trio_gateway.config._checks`' business.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from trio_gateway.config._document import TABLE_LISTS, Document
+from trio_gateway.config._fields import Section
+from trio_gateway.config._not_yet import NOT_YET
+from trio_gateway.config._problems import Path, Problem, dotted, nearest, quoted
+from trio_gateway.config._settings import Settings
+
+# pydantic's words for what TOML calls otherwise. Every other message says "Input should be ...".
+_MESSAGES: Final = {
+    "missing": "must be given",
+    "tuple_type": "must be a list",
+    "string_type": "must be a string, in quotes",
+    "bool_type": "must be true or false",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "model_type": "must be a table",
+    "dataclass_exact_type": "must be a string, in quotes",
+    "too_short": "must not be empty",
+}
+
+
+@dataclass
+class Report:
+    """Collects problems, and knows from the document where each belongs."""
+
+    document: Document
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, path: Path, message: str) -> None:
+        """Note a problem, once."""
+        origin = self.document.origin_of(path)
+        problem = Problem(origin.file, origin.line, dotted(self._by_id(path)), message)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def _by_id(self, path: Path) -> Path:
+        """Name list entries by their ids where they have one: ``workers.gpu-0.url``."""
+        named: Path = ()
+        node: Any = self.document.tree
+        for step in path:
+            node = _child(node, step)
+            id_ = _child(node, "id") if isinstance(step, int) else None
+            named = (*named, id_ if isinstance(id_, str) and id_ else step)
+        return named
+
+
+@dataclass
+class Draft:
+    """What passed alone; the mistakes of the rest are in the report.
+
+    Attributes:
+        sections: by name, with defaults for what is missing.
+        broken: settings of sections that did not pass; `sections` has their defaults instead.
+        entries: tables of lists that passed as a whole, by name and position in the file.
+    """
+
+    sections: dict[str, Section] = field(default_factory=dict)
+    broken: set[Path] = field(default_factory=set)
+    entries: dict[str, dict[int, Section]] = field(default_factory=dict)
+
+    def value(self, section: str, key: str) -> Any:
+        """Answer an effective setting, or None if what was written did not pass."""
+        if (section, key) in self.broken:
+            return None
+        return getattr(self.sections.get(section), key, None)
+
+
+def validate(document: Document, report: Report) -> Draft:
+    """Judge every value of the document by itself, and report all that is wrong."""
+    tree = _without_not_yet(document.tree, report)
+    for name in tree:
+        if name not in _sections():
+            report.add((name,), _unknown((), name))
+        elif name not in Settings.model_fields:
+            _refuse_rest(name, tree[name], report)
+    draft = Draft()
+    for name in TABLE_LISTS:
+        draft.entries[name] = _validate_list(name, tree.get(name, []), report)
+    for name in Settings.model_fields:
+        if name not in TABLE_LISTS:
+            _validate_section(name, tree.get(name, {}), report, draft)
+    return draft
+
+
+def known_keys(path: Path) -> list[str]:
+    """Name the keys that may stand in a table, those of later versions included."""
+    owner: type[Section] | None = Settings
+    for step in path:
+        if isinstance(step, str):
+            owner = _table_class(owner, step)
+    here = ".".join(step for step in path if isinstance(step, str))
+    later = [key.removeprefix(f"{here}.").partition("=")[0] for key in NOT_YET if key.startswith(f"{here}.")]
+    return [*_keys_of(owner), *(key for key in later if "." not in key)] if path else _sections()
+
+
+def _sections() -> list[str]:
+    later = (key.partition(".")[0] for key in NOT_YET)
+    return list(dict.fromkeys([*Settings.model_fields, *later]))
+
+
+def _keys_of(owner: type[Section] | None) -> list[str]:
+    """Name the fields that are keys of the file; those without a unit are filled in by the loader."""
+    return [name for name, field in owner.model_fields.items() if field.json_schema_extra] if owner else []
+
+
+def _table_class(owner: type[Section] | None, key: str) -> type[Section] | None:
+    """Find the class of a nested table or of the tables in a nested list."""
+    known = owner.model_fields.get(key) if owner else None
+    if known is None:
+        return None
+    inner = (typing.get_args(known.annotation) or (known.annotation,))[0]
+    return inner if isinstance(inner, type) and issubclass(inner, Section) else None
+
+
+def _validate_section(name: str, value: object, report: Report, draft: Draft) -> None:
+    if not isinstance(value, dict):
+        report.add((name,), f"must be one table: write [{name}], with single brackets")
+        return
+    owner = _table_class(Settings, name)
+    assert owner is not None, name
+    try:
+        draft.sections[name] = owner.model_validate(value)
+    except ValidationError as error:
+        _report_all((name,), error, report)
+        broken = {detail["loc"][0] for detail in error.errors()}
+        draft.broken |= {(name, key) for key in broken}
+        draft.sections[name] = owner.model_validate({key: value[key] for key in value if key not in broken})
+
+
+def _refuse_rest(name: str, value: object, report: Report) -> None:
+    """Judge what is left of a section of which no key is implemented."""
+    if not isinstance(value, dict):
+        report.add((name,), f"must be one table: write [{name}], with single brackets")
+        return
+    for key in value:
+        report.add((name, key), _unknown((name,), key))
+
+
+def _validate_list(name: str, value: object, report: Report) -> dict[int, Section]:
+    if not isinstance(value, list):
+        report.add((name,), f"must be a list of tables: write [[{name}]], with double brackets")
+        return {}
+    entries = (
+        (index, _validate_table(name, (name, index), entry, report)) for index, entry in enumerate(value)
+    )
+    return {index: entry for index, entry in entries if entry is not None}
+
+
+def _validate_table(name: str, path: Path, value: object, report: Report) -> Section | None:
+    owner = _table_class(Settings, name)
+    assert owner is not None, name
+    try:
+        return owner.model_validate(_without_loaded(name, path, value, report))
+    except ValidationError as error:
+        _report_all(path, error, report)
+    return None
+
+
+def _without_loaded(name: str, path: Path, value: object, report: Report) -> object:
+    """Drop what only the loader may fill in, above all a key that somebody wrote beside its worker."""
+    if name != "workers" or not isinstance(value, dict):
+        return value
+    if "api_key" in value:
+        report.add((*path, "api_key"), "must not stand here: name a file that holds it with api_key_file")
+    if "ca_pem" in value:
+        report.add((*path, "ca_pem"), _unknown(path, "ca_pem"))
+    return {key: inner for key, inner in value.items() if key not in ("api_key", "ca_pem")}
+
+
+def _report_all(path: Path, error: ValidationError, report: Report) -> None:
+    for detail in error.errors(include_url=False):
+        where = (*path, *detail["loc"])
+        if detail["type"] == "default_factory_not_called":
+            continue  # a consequence of another field's error
+        if detail["type"] == "literal_error" and f"{_general(where)}={detail['input']}" in NOT_YET:
+            continue  # already told
+        report.add(where, _message(where, detail))
+
+
+def _message(where: Path, detail: ErrorDetails) -> str:
+    kind, given = detail["type"], detail["input"]
+    if kind == "extra_forbidden":
+        return _unknown(where[:-1], str(where[-1]))
+    if kind == "value_error":
+        return str(detail["ctx"]["error"])
+    if kind in _MESSAGES:
+        return _MESSAGES[kind]
+    message = detail["msg"].replace("Input should", "must").replace("'", '"')
+    if kind == "literal_error":
+        return message + _but_not(given) + _did_you_mean(given, detail["ctx"]["expected"])
+    return message + _but_not(given)
+
+
+def _but_not(given: object) -> str:
+    """Repeat what was given, if it is a number or a short word."""
+    if isinstance(given, str):
+        return f", not {quoted(given)}" if len(given) <= 40 else ""
+    return f", not {given:g}" if isinstance(given, int | float) else ""
+
+
+def _did_you_mean(given: object, expected: str) -> str:
+    close = nearest(given, expected.split("'")[1::2]) if isinstance(given, str) else None
+    return f'; did you mean "{close}"?' if close else ""
+
+
+def _unknown(table: Path, key: str) -> str:
+    known = known_keys(table)
+    if close := nearest(key, known):
+        return f'unknown key; did you mean "{close}"?'
+    elsewhere = [name for name in _sections() if name != dotted(table) and key in known_keys((name,))]
+    if elsewhere:
+        return f"unknown key here; {' and '.join(f'[{name}]' for name in elsewhere)} has it"
+    return f"unknown key; known here: {', '.join(known)}"
+
+
+def _without_not_yet(tree: dict[str, Any], report: Report, path: Path = ()) -> dict[str, Any]:
+    """Copy a tree without the keys that this version does not implement, and report those."""
+    kept: dict[str, Any] = {}
+    for key, value in tree.items():
+        where = (*path, key)
+        name = _general(where)
+        if name in NOT_YET:
+            report.add(where, _not_implemented(NOT_YET[name]))
+            continue
+        if isinstance(value, str) and (reason := NOT_YET.get(f"{name}={value}")):
+            report.add(where, f'"{value}" is {_not_implemented(reason)}')
+        kept[key] = _copy(value, report, where)
+    return kept
+
+
+def _copy(value: Any, report: Report, where: Path) -> Any:
+    if isinstance(value, dict):
+        return _without_not_yet(value, report, where)
+    if isinstance(value, list):
+        return [_copy(item, report, (*where, index)) for index, item in enumerate(value)]
+    return value
+
+
+def _not_implemented(reason: str) -> str:
+    return f"not implemented in this version: {reason}"
+
+
+def _general(path: Path) -> str:
+    """Write a path without list positions, as `NOT_YET` does."""
+    return ".".join(step for step in path if isinstance(step, str))
+
+
+def _child(node: Any, step: str | int) -> Any:
+    try:
+        return node[step]
+    except (KeyError, IndexError, TypeError):
+        return None
