@@ -18,6 +18,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from trio_gateway.config import parse_settings
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGE: Final = ROOT / "trio_gateway"
 SKIPPED_FOLDERS: Final = {".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
@@ -190,6 +192,13 @@ def broken_links(page: Path, text: str) -> list[str]:
         elif anchor and anchor not in _anchors(text if file == page else file.read_text("utf-8")):
             found.append(f"{target} names a heading that is not there")
     return found
+
+
+def configuration_examples(text: str) -> list[str]:
+    """The TOML blocks of a page, and those that a shell block writes into a file."""
+    blocks = re.findall(r"^```toml\n(.*?)^```|<<'END'\n(.*?)^END$", text, re.MULTILINE | re.DOTALL)
+    placeholder = re.compile(r"sha256:<[^>]*>")
+    return [placeholder.sub("sha256:" + "0" * 64, fenced or written) for fenced, written in blocks]
 
 
 def _anchors(text: str) -> set[str]:
@@ -419,3 +428,11 @@ def test_the_documentation_lists_every_decision_and_numbers_them_without_gaps() 
     records = sorted(path.name for path in folder.glob("[0-9]*.md"))
     assert [int(name[:4]) for name in records] == list(range(1, len(records) + 1))
     assert not [name for name in records if f"({name})" not in index]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/container.md"])
+def test_the_configuration_examples_of_the_documentation_are_accepted(page: str) -> None:
+    examples = configuration_examples((ROOT / page).read_text("utf-8"))
+    assert examples
+    for example in examples:
+        parse_settings(example, name=page)
