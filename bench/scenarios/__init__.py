@@ -1,0 +1,1 @@
+"""One question per module; each module's docstring says how it is asked."""
