@@ -1,0 +1,240 @@
+"""Lets the external conformance runner play its cases against this gateway.
+
+The runner gives a configuration in its own words and asks for a running gateway;
+this module writes that configuration as the gateway's TOML file, starts
+``trio-gateway serve``, and reads the gateway's state from its admin listener. It
+translates and never judges. ``adapter`` is the runner's module of that name, which
+the runner has imported before it loads this one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from adapter import (  # type: ignore[import-not-found]  # the runner's, see above
+    KEYS,
+    Endpoints,
+    ProcessAdapter,
+    base_url,
+    free_port,
+    http_get,
+    model_routes,
+    upstream_names,
+)
+
+ADMIN_STATISTICS: Final = "/admin/v1/statistics"
+SLOTS_FOR_ALL: Final = 256  # so that no case waits by accident
+TENANTS: Final = ("client_key", "tenant_a", "tenant_b")
+SHUTDOWN_MARGIN: Final = 10.0  # seconds between the end of the grace and the hard limit
+
+# The runner's key, our section and key, and how the value is written.
+SETTINGS: Final = (
+    ("queue_len", "admission", "max_queued", 1),
+    ("queue_timeout_ms", "admission", "max_wait", 0.001),
+    ("retry_budget_ratio", "retry", "budget_ratio", 1),
+    ("deadline_ms", "deadlines", "default", 0.001),
+    ("deadline_ms", "deadlines", "maximum", 0.001),
+    ("connect_timeout_ms", "deadlines", "connect", 0.001),
+    ("idle_timeout_ms", "deadlines", "between_events", 0.001),
+    ("write_stall_timeout_ms", "delivery", "stall_timeout", 0.001),
+    ("channel_bytes", "delivery", "buffer_bytes", 1),
+    ("heartbeat_ms", "stream", "heartbeat_after", 0.001),
+    ("max_body_bytes", "limits", "body_bytes", 1),
+    ("max_event_bytes", "limits", "event_bytes", 1),
+    ("max_response_bytes", "limits", "answer_bytes", 1),
+    ("body_read_timeout_ms", "limits", "body_timeout", 0.001),
+    ("idle_conn_timeout_ms", "limits", "head_timeout", 0.001),
+    ("idle_conn_timeout_ms", "limits", "keep_alive", 0.001),
+    ("drain_timeout_ms", "shutdown", "grace", 0.001),
+)
+FIRST_TOKEN_KEYS: Final = ("first_byte_timeout_ms", "first_token_timeout_ms")  # one limit here
+
+# The runner's names of what we call otherwise.
+OUTCOMES: Final = {
+    "completed": "success",
+    "client_gone": "client_abort",
+    "client_cancelled": "client_abort",
+    "client_stalled": "client_stalled",
+    "upstream_failed": "upstream_error",
+    "deadline_exceeded": "timeout",
+    "refused": "refused",
+    "operator_cancelled": "operator_cancelled",
+    "gateway_shutdown": "shutdown",
+}
+
+
+class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
+    """One running gateway."""
+
+    name = "trio-gateway"
+    config_keys = frozenset(
+        {
+            *(key for key, *_ in SETTINGS),
+            *FIRST_TOKEN_KEYS,
+            "allowed_models",
+            "max_in_flight",
+            "models",
+            "retries",
+            "upstream_base",
+            "upstream_host",
+            "upstream_key",
+            "upstream_scheme",
+            "upstream_socket",
+            "upstreams",
+        }
+    )
+    features = frozenset({"auth", "client_timeout", "ipv6", "models", "signal", "tenants", "tls", "unix"})
+    paths: Final = {"/health": "/livez", "/healthz": "/livez"}
+    headers: Final = {"x-request-timeout-ms": "x-gateway-timeout-ms"}
+
+    def start(self, config: dict[str, Any], upstreams: dict[str, str]) -> Any:
+        """Start a gateway with this configuration and answer where it listens."""
+        self.port, self.admin_port = free_port(), free_port()
+        path = Path(self.workdir) / "gateway.toml"
+        path.write_text(self._toml(config, upstreams), encoding="utf-8")
+        self.spawn([*_command(), "serve", "--config", str(path)])
+        self.wait_ready("127.0.0.1", self.port, "/livez")
+        self.wait_ready("127.0.0.1", self.admin_port, ADMIN_STATISTICS)
+        metrics = ("127.0.0.1", self.admin_port, "/metrics")
+        return Endpoints("127.0.0.1", self.port, ("127.0.0.1", self.admin_port), dict(KEYS), metrics)
+
+    def state(self) -> dict[str, Any]:
+        """What the gateway tells of itself, in the runner's words; empty when it does not answer."""
+        try:
+            status, body = http_get("127.0.0.1", self.admin_port, ADMIN_STATISTICS)
+        except (OSError, http.client.HTTPException):
+            return {}
+        return translate(json.loads(body)) if status == 200 else {}
+
+    # -- configuration
+
+    def _toml(self, config: dict[str, Any], upstreams: dict[str, str]) -> str:
+        sections = {name: dict(values) for name, values in _sections(config).items()}
+        sections["server"] = {"bind": [f"127.0.0.1:{self.port}"]}
+        sections["admin"] = {"bind": [f"127.0.0.1:{self.admin_port}"]}
+        lines = []
+        for name, values in sections.items():
+            lines += [f"[{name}]", *_members(values), ""]
+        for table, entries in (
+            ("workers", self._workers(config, upstreams)),
+            ("models", _models(config)),
+            ("tenants", _tenants(config)),
+        ):
+            for entry in entries:
+                lines += [f"[[{table}]]", *_members(entry), ""]
+        return "\n".join(lines)
+
+    def _workers(self, config: dict[str, Any], upstreams: dict[str, str]) -> Iterator[dict[str, Any]]:
+        for name in upstream_names(config):
+            worker = {
+                "id": name,
+                "url": _worker_url(config, upstreams[name]),
+                "kind": "openai",
+                "slots": config.get("max_in_flight", SLOTS_FOR_ALL),
+            }
+            if "upstream_key" in config:
+                worker["api_key_file"] = self._key_file(config["upstream_key"])
+            yield worker
+
+    def _key_file(self, key: str) -> str:
+        fd, path = tempfile.mkstemp(dir=self.workdir, suffix=".key")
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(key)
+        return path
+
+
+def translate(statistics: Mapping[str, Any]) -> dict[str, Any]:
+    """Say the gateway's statistics in the runner's words."""
+    leases, outcomes, workers = statistics["leases"], statistics["outcomes"], statistics["workers"]
+    conservation = statistics["conservation"]
+    state = {
+        "in_flight": statistics["running"],
+        "queued": statistics["waiting"],
+        "leases": leases["held"] + leases["draining"],
+        "workers": len(workers),
+        "failures": {worker["id"]: worker["faults"] for worker in workers},
+        "attempts": {worker["id"]: worker["attempts"] for worker in workers},
+        "client_outcomes": dict.fromkeys(OUTCOMES.values(), 0),
+        "usage_records": sum(outcomes.values()),
+        "never_negative": (conservation["ok"], "; ".join(conservation["errors"]) or "all equations hold"),
+    }
+    for outcome, count in outcomes.items():
+        state["client_outcomes"][OUTCOMES.get(outcome, outcome)] += count
+    if statistics["recent"]:
+        state["usage_last"] = _usage(statistics["recent"][-1])
+    return state
+
+
+def _usage(record: Mapping[str, Any]) -> dict[str, Any]:
+    counts = (record["tokens_prompt"], record["tokens_generated"])
+    return {
+        "total_tokens": None if None in counts else sum(counts),
+        "outcome": OUTCOMES.get(record["outcome"], record["outcome"]),
+        "chunks": record["events_delivered"],
+    }
+
+
+def _command() -> list[str]:
+    """The gateway of the interpreter that runs the runner."""
+    script = Path(sys.executable).with_name("trio-gateway")
+    return [str(script)] if script.exists() else [sys.executable, "-m", "trio_gateway"]
+
+
+def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    sections: dict[str, dict[str, Any]] = {"shutdown": {"readiness_delay": 0}}
+    for key, section, name, factor in SETTINGS:
+        if key in config:
+            sections.setdefault(section, {})[name] = config[key] * factor
+    first_token = [config[key] for key in FIRST_TOKEN_KEYS if key in config]
+    if first_token:
+        sections.setdefault("deadlines", {})["first_token"] = min(first_token) / 1000
+    # A case without retries means none; with n of them there are n + 1 attempts.
+    sections.setdefault("retry", {})["max_attempts"] = config.get("retries", 0) + 1
+    if "grace" in sections["shutdown"]:
+        sections["shutdown"]["hard_limit"] = sections["shutdown"]["grace"] + SHUTDOWN_MARGIN
+    return sections
+
+
+def _worker_url(config: dict[str, Any], address: str) -> str:
+    if "upstream_socket" in config:
+        return "http+unix://" + quote(config["upstream_socket"])
+    return f"{base_url(config, address)}{config.get('upstream_base', '')}"
+
+
+def _models(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if not upstream_names(config):
+        return  # nobody could serve them
+    for model, routes in model_routes(config).items():
+        yield {"id": model, "upstream": routes[0][1], "workers": [upstream for upstream, _ in routes]}
+
+
+def _tenants(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for name in TENANTS:
+        digest = hashlib.sha256(KEYS[name].encode()).hexdigest()
+        tenant = {"id": name, "keys": [{"id": name, "hash": f"sha256:{digest}"}]}
+        if "queue_len" in config:
+            tenant["max_queued"] = config["queue_len"]
+        yield tenant
+
+
+def _members(table: Mapping[str, Any]) -> Iterator[str]:
+    return (f"{key} = {_toml_value(value)}" for key, value in table.items())
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(_members(value)) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    if isinstance(value, float):
+        return f"{value:.6f}"
+    return json.dumps(value, ensure_ascii=False)  # strings, integers and booleans are written alike

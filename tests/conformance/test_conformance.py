@@ -1,0 +1,65 @@
+"""Plays the cases of an external conformance runner against this gateway.
+
+The runner is not part of the project. It is looked for in the folder that
+``TRIO_GATEWAY_CONFORMANCE`` names, else in ``shared/conformance`` beside the
+checkout. Without it these tests skip.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+HERE: Final = Path(__file__).resolve().parent
+VARIABLE: Final = "TRIO_GATEWAY_CONFORMANCE"
+KINDS: Final = (
+    "sse-framing",
+    "sse-chunks",
+    "midstream-errors",
+    "error-bodies",
+    "status-mapping",
+    "retries",
+    "client-disconnect",
+    "upstream-connection",
+    "deadlines",
+    "backpressure",
+    "shutdown",
+)
+SLACK_MS: Final = 300  # added to the cases' upper time limits: test machines are busy
+
+
+def runner_folder() -> Path:
+    named = os.environ.get(VARIABLE)
+    return Path(named) if named else HERE.parents[2] / "shared" / "conformance"
+
+
+RUNNER: Final = runner_folder() / "run.py"
+pytestmark = [
+    pytest.mark.external,
+    pytest.mark.slow,
+    pytest.mark.skipif(not RUNNER.is_file(), reason=f"no conformance runner; {VARIABLE} may name its folder"),
+]
+
+
+def play(kind: str, results: Path) -> tuple[list[dict[str, Any]], str]:
+    """Play all cases of a kind and answer their results and what the runner printed."""
+    command = [sys.executable, str(RUNNER), "--adapter", str(HERE / "adapter.py"), "--only", kind]
+    command += ["--strict", "--exempt", "breaker", "--slack", str(SLACK_MS), "--json", str(results)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = results.read_text("utf-8").splitlines() if results.exists() else []
+    return [json.loads(line) for line in lines], done.stdout + done.stderr
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gateway_passes_every_case_of(kind: str, tmp_path: Path) -> None:
+    results, output = play(kind, tmp_path / "results.jsonl")
+    assert results, output
+    unpassed = {result["id"]: result["reasons"] for result in results if result["status"] != "passed"}
+    assert not unpassed, f"{json.dumps(unpassed, indent=1)}\n{output}"

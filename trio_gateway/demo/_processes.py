@@ -1,0 +1,160 @@
+"""The engine and the gateway as child processes of the demo.
+
+The demo's nursery owns both: cancelling it sends each child SIGTERM, and SIGKILL
+five seconds later if it is still there. A child that ends by itself ends the demo,
+with the last lines of its log.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from ..testing import MODEL_NAME, LocalEngineError, engine_command, read_announcement
+from ._ending import Cause, DemoError, Ending
+from ._fetch import fetch
+
+SLOTS: Final = 4
+CONTEXT_TOKENS: Final = 2048  # of each slot; the model was trained for no more than 8192 in total
+LOG_TAIL_LINES: Final = 20
+USUAL_PORT: Final = 8080
+USUAL_ADMIN_PORT: Final = 9090
+ENGINE_STARTS_WITHIN: Final = 120.0  # seconds; one is usual, a cold disk takes longer
+GATEWAY_STARTS_WITHIN: Final = 30.0
+READY_POLL_SECONDS: Final = 0.05
+
+
+async def start_engine(nursery: trio.Nursery, ending: Ending, log: Path) -> str:
+    """Start llama.cpp with the small model and answer its base URL once it serves.
+
+    Its standard input stays open as long as the demo lives: the engine ends itself
+    when that closes, whatever happens to the demo.
+
+    Raises:
+        DemoError: it does not start; its end, if it ended, is reported to `ending` too.
+    """
+    command = engine_command(slots=SLOTS, context=CONTEXT_TOKENS)
+    process = await _start(nursery, "the engine", command, log, ending, piped=True)
+    with trio.move_on_after(ENGINE_STARTS_WITHIN):
+        return await _read_address(process)
+    raise DemoError(f"the engine did not load its model within {ENGINE_STARTS_WITHIN:.0f} seconds")
+
+
+async def _read_address(process: trio.Process) -> str:
+    assert process.stdout is not None
+    line = bytearray()
+    async for data in process.stdout:
+        line += data
+        if b"\n" in line:
+            break
+    try:
+        return read_announcement(bytes(line))
+    except LocalEngineError as exc:
+        raise DemoError(str(exc)) from exc
+
+
+def gateway_command(config: Path) -> list[str]:
+    """The command that runs the gateway of this very environment."""
+    return [sys.executable, "-m", "trio_gateway", "serve", "--config", str(config)]
+
+
+def gateway_config(engine_url: str, port: int, admin_port: int) -> str:
+    """The gateway's configuration as TOML: one worker, one model, everything else as it comes."""
+    return f"""\
+# Written by `trio-gateway demo`.
+[server]
+bind = ["127.0.0.1:{port}"]
+
+[admin]
+bind = ["127.0.0.1:{admin_port}"]
+
+[[workers]]
+id = "local"
+url = {json.dumps(engine_url)}
+kind = "llamacpp"
+slots = {SLOTS}
+
+[[models]]
+id = "{MODEL_NAME}"
+workers = ["local"]
+
+[shutdown]  # nobody waits behind a load balancer here
+readiness_delay = 0
+grace = 1
+"""
+
+
+async def start_gateway(nursery: trio.Nursery, ending: Ending, config: Path, log: Path) -> None:
+    """Start the gateway; it need not be ready yet when this returns."""
+    await _start(nursery, "the gateway", gateway_command(config), log, ending, piped=False)
+
+
+async def wait_ready(url: str) -> None:
+    """Ask ``/readyz`` until it says yes.
+
+    Raises:
+        DemoError: that takes longer than it may.
+    """
+    with trio.move_on_after(GATEWAY_STARTS_WITHIN):
+        while True:
+            with suppress(OSError):  # refused, or a status that urllib takes for an error
+                await fetch(f"{url}/readyz")
+                return
+            await trio.sleep(READY_POLL_SECONDS)
+    raise DemoError(f"the gateway was not ready within {GATEWAY_STARTS_WITHIN:.0f} seconds")
+
+
+def choose_ports() -> tuple[int, int]:
+    """Choose ports for the gateway and its admin listener: the usual ones if they are free."""
+    with socket.socket() as public, socket.socket() as admin:
+        return _take_port(public, USUAL_PORT), _take_port(admin, USUAL_ADMIN_PORT)
+
+
+def _take_port(sock: socket.socket, wanted: int) -> int:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(("127.0.0.1", wanted))
+    except OSError:
+        sock.bind(("127.0.0.1", 0))
+    port: int = sock.getsockname()[1]
+    return port
+
+
+async def _start(
+    nursery: trio.Nursery, name: str, command: Sequence[str], log: Path, ending: Ending, *, piped: bool
+) -> trio.Process:
+    """Start a child that lives as long as the nursery; its end before that ends the demo."""
+    async with await trio.open_file(log, "wb") as sink:
+        process: trio.Process = await nursery.start(
+            partial(
+                trio.run_process,
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if piped else sink.fileno(),
+                stderr=sink.fileno(),
+                check=False,
+                start_new_session=True,  # Ctrl-C at the terminal is for the demo alone
+            )
+        )
+    nursery.start_soon(_watch, name, process, log, ending)
+    return process
+
+
+async def _watch(name: str, process: trio.Process, log: Path, ending: Ending) -> None:
+    returncode = await process.wait()
+    text = await trio.Path(log).read_text("utf-8", "replace")
+    tail = "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
+    ending.end(Cause(1, f"{name} ended by itself ({_how(returncode)})", tail))
+
+
+def _how(returncode: int) -> str:
+    return f"by signal {-returncode}" if returncode < 0 else f"with status {returncode}"

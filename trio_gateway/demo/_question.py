@@ -1,0 +1,68 @@
+"""What a client does: ask with the OpenAI SDK, and look up what the gateway wrote down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import openai
+import trio
+
+from ..testing import MODEL_NAME
+from ._ending import DemoError
+from ._fetch import fetch
+
+QUESTION: Final = "Why is the sky blue? Answer in two sentences."
+MAX_TOKENS: Final = 120
+RECORD_WITHIN: Final = 5.0  # seconds; a record is settled right after the last byte
+RECORD_POLL_SECONDS: Final = 0.05
+
+
+async def ask(url: str, show: Callable[[str], None]) -> str:
+    """Ask one question, show the answer token by token, and answer the request's id.
+
+    Raises:
+        DemoError: the gateway refused, or the answer was cut.
+    """
+    # No proxy stands before this machine's own ports.
+    http = openai.DefaultAsyncHttpxClient(trust_env=False)
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="not-needed", max_retries=0, http_client=http)
+    try:
+        async with client:
+            return await _converse(client, show)
+    except (
+        Exception
+    ) as exc:  # a cut stream raises what the HTTP library under the SDK raises, whichever it is
+        raise DemoError(f"no whole answer: {exc}") from exc
+
+
+async def _converse(client: openai.AsyncOpenAI, show: Callable[[str], None]) -> str:
+    stream = await client.chat.completions.create(
+        model=MODEL_NAME,
+        messages=[{"role": "user", "content": QUESTION}],
+        max_tokens=MAX_TOKENS,
+        temperature=0,
+        stream=True,
+    )
+    async for chunk in stream:
+        if chunk.choices:
+            show(chunk.choices[0].delta.content or "")
+    return str(stream.response.headers.get("x-request-id", ""))
+
+
+async def find_record(admin_url: str, exchange_id: str) -> dict[str, Any]:
+    """Find the settled record of an exchange.
+
+    Raises:
+        DemoError: it does not turn up in time.
+    """
+    with trio.move_on_after(RECORD_WITHIN), suppress(OSError):
+        while True:
+            statistics = json.loads(await fetch(f"{admin_url}/admin/v1/statistics"))
+            for record in reversed(statistics["recent"]):
+                if record["exchange_id"] == exchange_id:
+                    return dict(record)
+            await trio.sleep(RECORD_POLL_SECONDS)
+    raise DemoError(f"the gateway tells no record of {exchange_id}")
