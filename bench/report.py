@@ -22,13 +22,14 @@ PACKAGES: Final = ("trio-gateway", "trio", "h11", "httptools", "pydantic", "msgs
 
 @dataclass(frozen=True)
 class Check:
-    """One promise: a measured value, the limit it must keep, and whether it did."""
+    """One promise: a measured value, the limit it must keep (or meet, if exact), and whether it did."""
 
     what: str
     value: float
     limit: float
     unit: str
     kept: bool
+    exact: bool = False
 
     @classmethod
     def at_most(cls, what: str, value: float, limit: float, unit: str) -> Check:
@@ -36,11 +37,12 @@ class Check:
 
     @classmethod
     def exactly(cls, what: str, value: float, expected: float, unit: str) -> Check:
-        return cls(what, value, expected, unit, value == expected)
+        return cls(what, value, expected, unit, value == expected, exact=True)
 
     def __str__(self) -> str:
-        mark = "ok  " if self.kept else "OVER"
-        return f"{mark} {self.what}: {self.value:,.5g} {self.unit} (limit {self.limit:,.5g})"
+        mark = "ok   " if self.kept else "WRONG" if self.exact else "OVER "
+        must = "must be" if self.exact else "limit"
+        return f"{mark} {self.what}: {f'{self.value:,.5g} {self.unit}'.strip()} ({must} {self.limit:,.5g})"
 
 
 @dataclass

@@ -39,7 +39,7 @@ from ..processes import BenchError
 from ..report import Check, Report, quantile
 
 PHASES: Final = ("before", "streaming", "buffered")
-COLUMNS: Final = ("ms until the engine saw it", "tries", "lost", "median", "p99", "greatest", "x nginx")
+COLUMNS: Final = ("left; ms until the engine saw it", "tries", "lost", "median", "p99", "greatest", "x nginx")
 WAYS: Final = ("fin", "rst")
 TRIES: Final = 200
 BLOCKS: Final = 4
@@ -77,10 +77,7 @@ def run(options: Options) -> Report:
     """Let clients leave before both proxies; see the module's docstring."""
     tries = options.some(TRIES)
     found: dict[Key, Leavings] = {}
-    report = Report(
-        "aborts",
-        ("left, ms until the engine saw it", "tries", "lost", "median", "p99", "greatest", "x nginx"),
-    )
+    report = Report("aborts", COLUMNS)
     with ExitStack() as stack:
         engine = stack.enter_context(peers.engine())
         proxies: list[peers.Server] = [stack.enter_context(peers.nginx(engine.port))]

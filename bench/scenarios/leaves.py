@@ -91,7 +91,7 @@ class _Rest:
         }
         report.checks += [Check.exactly(f"{label}: {what}", value, 0, "") for what, value in zeros.items()]
         report.checks += [
-            Check.exactly(f"{label}: conservation", int(statistics["conservation"]["ok"]), 1, "(1 = holds)"),
+            Check.exactly(f"{label}: conservation holds", int(statistics["conservation"]["ok"]), 1, ""),
             Check.exactly(f"{label}: open descriptors", open_now, self._descriptors, ""),
         ]
         grown = (pss_bytes(gateway.pids) - self._pss) / 1024
