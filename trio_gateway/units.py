@@ -25,8 +25,8 @@ _DURATIONS: Final = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60
 # Whoever writes kB or MB may mean 1000 or 1024; a limit is no place to guess.
 _MEANT: Final = {"k": "KiB", "m": "MiB", "g": "GiB"}
 
-# 18 digits hold any size or time that a machine can have, and keep Python from calculating with novels.
-_QUANTITY: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-z]+)")
+# 20 digits hold any size or time that a machine can have, and keep Python from calculating with novels.
+_QUANTITY: Final = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?) ?([A-Za-z]+)")
 
 
 def parse_size(text: str) -> int:

@@ -78,7 +78,7 @@ def parse_bind(text: str) -> Bind:
     if text.startswith("unix:"):
         return Bind(socket_path=_socket_path(text.removeprefix("unix:")))
     host, colon, port = text.rpartition(":")
-    if not colon:
+    if not colon or "/" in text:
         raise ValueError('must be "host:port", "[IPv6]:port" or "unix:path"')
     if host in ("", "*"):
         raise ValueError(f'names no host: write "0.0.0.0:{port}" or "[::]:{port}" to listen everywhere')

@@ -39,7 +39,7 @@ def find_lines(text: str) -> dict[Path, int]:
     Raises:
         ValueError: `text` is no such document.
     """
-    scanner = _Scanner(text.replace("\r\n", "\n"))
+    scanner = _Scanner(text)
     scanner.document()
     return scanner.lines
 

@@ -223,7 +223,7 @@ def _unknown(table: Path, key: str) -> str:
         return f'unknown key; did you mean "{close}"?'
     elsewhere = [name for name in _sections() if name != dotted(table) and key in known_keys((name,))]
     if elsewhere:
-        return f"unknown key here; {' and '.join(f'[{name}]' for name in elsewhere)} has it"
+        return f"unknown key here; it belongs to {' or '.join(f'[{name}]' for name in elsewhere)}"
     return f"unknown key; known here: {', '.join(known)}"
 
 

@@ -64,7 +64,9 @@ async def _read_address(process: trio.Process) -> str:
 
 def gateway_command(config: Path) -> list[str]:
     """The command that runs the gateway of this very environment."""
-    return [sys.executable, "-m", "trio_gateway", "serve", "--config", str(config)]
+    script = Path(sys.executable).with_name("trio-gateway")
+    program = [str(script)] if script.exists() else [sys.executable, "-m", "trio_gateway"]
+    return [*program, "serve", "--config", str(config)]
 
 
 def gateway_config(engine_url: str, port: int, admin_port: int) -> str:

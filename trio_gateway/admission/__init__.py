@@ -1,0 +1,5 @@
+"""Bounded acceptance: a place now, a position in a queue, or a refusal with a reason."""
+
+from ._controller import Admission, AdmissionLimits, AdmissionStatistics, Lease, TenantShare, Ticket
+
+__all__ = ["Admission", "AdmissionLimits", "AdmissionStatistics", "Lease", "TenantShare", "Ticket"]

@@ -1,0 +1,455 @@
+"""The admission controller, first form: bounded queues in front of worker slots.
+
+A request is placed when its model has a worker with room, its tenant is below
+its own concurrency, and nobody who came earlier could be placed instead. Else
+it takes a position, if there is one. Waiting holds no slot and no share of one.
+
+All decisions are synchronous; a task waits only for its own event. Whoever
+leaves, by whatever way, gives back what it had.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol, Self, final
+
+import trio
+
+from ..contract import InternalRequest, Worker
+from ..errors import Problem, Refused
+from ._drain_rate import DrainRate
+from ._fair_queue import FairQueue
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """Bounds of all queues together: requests, bytes of bodies, seconds in a queue."""
+
+    max_queued: int
+    max_queued_bytes: int
+    max_wait: float
+
+
+@dataclass(frozen=True, slots=True)
+class TenantShare:
+    """What one tenant may have: exchanges at a time (None: no own bound), and positions."""
+
+    max_concurrency: int | None
+    max_queued: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionStatistics:
+    """Counts since start (granted, returned) and right now (the others)."""
+
+    granted: int
+    held: int
+    draining: int
+    returned: int
+    double_releases: int
+    queued: int
+    queued_bytes: int
+    queued_by_tenant: dict[str, int]
+
+
+class Slots(Protocol):
+    """Where admission finds room: the fleet, seen from here."""
+
+    changed: Callable[[], None]
+
+    def choose(self, request: InternalRequest, without: frozenset[str]) -> Worker | None:
+        """Pick a worker with room."""
+
+    def tries_at(self, model: str, without: frozenset[str]) -> float | None:
+        """When a worker may be tried; None: none is left."""
+
+    def next_opening(self) -> float | None:
+        """When a worker that is out may be tried."""
+
+    def can_ever_fit(self, request: InternalRequest) -> bool:
+        """Whether some worker is large enough."""
+
+    def retry_after(self, model: str) -> float | None:
+        """Seconds that the model's workers asked to be left alone."""
+
+    def hold(self, request: InternalRequest, worker: Worker) -> int:
+        """Take slots."""
+
+    def drain(self, worker: Worker, slots: int) -> None:
+        """Count slots as draining."""
+
+    def free(self, worker: Worker, slots: int, *, drained: bool) -> None:
+        """Give slots back."""
+
+
+@final
+class Lease:
+    """A worker's slots, from placement until the engine let go.
+
+    Leaving the ``with`` block never waits: the slots are returned if the engine's
+    message was read to its end (or nothing was sent), else handed to the drain
+    keeper. A second release is a counted no-op.
+    """
+
+    def __init__(self, admission: Admission, tenant: str, worker: Worker, slots: int) -> None:
+        self._admission = admission
+        self._tenant = tenant
+        self._worker = worker
+        self._slots = slots
+        self._engine_busy = False
+        self._state = "held"
+
+    @property
+    def worker(self) -> Worker:
+        """See LeasePort."""
+        return self._worker
+
+    def engine_started(self) -> None:
+        """See LeasePort."""
+        self._engine_busy = True
+
+    def engine_done(self) -> None:
+        """See LeasePort."""
+        self._engine_busy = False
+
+    def __enter__(self) -> Self:
+        """See LeasePort."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """See LeasePort."""
+        if self._engine_busy:
+            self.drain()
+        else:
+            self.release()
+
+    def release(self) -> None:
+        """Give the slots back now."""
+        before, self._state = self._state, "returned"
+        self._admission._returned(self._tenant, self._worker, self._slots, before)
+
+    def drain(self) -> None:
+        """Keep the slots counted until the worker's grace is over; the tenant is free at once."""
+        if self._state == "held":
+            self._state = "draining"
+            self._admission._draining(self, self._tenant, self._worker, self._slots)
+
+
+@final
+class Ticket:
+    """One exchange in admission, from acceptance until it ends; waits again when sent back."""
+
+    def __init__(self, admission: Admission, request: InternalRequest, number: int, limit: float) -> None:
+        self._admission = admission
+        self.request = request
+        self.number: Final = number
+        self.tenant: Final = request.tenant
+        self.model: Final = request.model
+        self.size: Final = request.size
+        self.limit = limit  # when max_wait or the deadline is over
+        self.without: frozenset[str] = frozenset()
+        self.last: Problem | None = None
+        self._granted: Lease | None = None
+        self._refused: Problem | None = None
+        self._wake = trio.Event()
+        self.queued = False
+
+    @property
+    def waiting(self) -> bool:
+        """See TicketPort."""
+        return self.queued
+
+    @property
+    def place(self) -> int | None:
+        """See TicketPort."""
+        return self._admission.place_of(self) if self.queued else None
+
+    async def wait(self) -> Lease:
+        """See TicketPort."""
+        try:
+            with trio.CancelScope(deadline=self.limit):
+                await self._wake.wait()
+        except BaseException:
+            self.leave()
+            raise
+        if self._granted is not None:
+            lease, self._granted = self._granted, None
+            return lease
+        self.leave()
+        raise Refused(self._refused or self._admission.waited_too_long(self))
+
+    def back(self, *, without: Worker | None, last: Problem) -> bool:
+        """See TicketPort."""
+        if without is not None:
+            self.without |= {without.id}
+        if not self._admission.can_try(self):
+            return False
+        self.last = last
+        self._wake = trio.Event()
+        self._refused = None
+        self._admission.requeue(self)
+        return True
+
+    def leave(self) -> None:
+        """See TicketPort."""
+        if self.queued:
+            self._admission.withdraw(self)
+        if self._granted is not None:
+            lease, self._granted = self._granted, None
+            lease.release()
+
+    def grant(self, lease: Lease) -> None:
+        """Hand over a placement; only admission calls this."""
+        self._granted = lease
+        self._wake.set()
+
+    def refuse(self, problem: Problem) -> None:
+        """End the waiting with a refusal; only admission calls this."""
+        self._refused = problem
+        self._wake.set()
+
+
+class Admission:
+    """See the module's docstring.
+
+    Args:
+        slots: the fleet.
+        limits: bounds over all tenants.
+        shares: bounds by tenant id.
+        drain: keeps a callback for some seconds, then calls it.
+        dice: random numbers from 0 to 1, for jitter.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        limits: AdmissionLimits,
+        shares: Mapping[str, TenantShare],
+        drain: Callable[[float, Callable[[], None]], None],
+        dice: Callable[[], float],
+    ) -> None:
+        self._slots = slots
+        self.limits = limits
+        self._shares = shares
+        self._drain = drain
+        self._dice = dice
+        self._queue: FairQueue[Ticket] = FairQueue()
+        self._running: dict[str, int] = {}
+        self._numbers = itertools.count()
+        self._rate = DrainRate()
+        self._granted = self._held = self._draining_count = self._returned_count = self._doubles = 0
+        self._closed: Problem | None = None
+        self._nap: trio.CancelScope | None = None
+        slots.changed = self.dispatch
+
+    # -- AdmissionPort
+
+    def enter(self, request: InternalRequest) -> Ticket:
+        """See AdmissionPort."""
+        if self._closed is not None:
+            raise Refused(self._closed)
+        if self._slots.tries_at(request.model, frozenset()) is None:
+            raise Refused(
+                Problem.of("no_worker", "no worker serves this model now", retry_after=self._retry_after(1))
+            )
+        if not self._slots.can_ever_fit(request):
+            raise Refused(
+                Problem.of(
+                    "invalid_value", "'n' is more than any worker of this model can do at once", param="n"
+                )
+            )
+        limit = min(request.deadline, trio.current_time() + self.limits.max_wait)
+        ticket = Ticket(self, request, next(self._numbers), limit)
+        if not self._ahead_of(ticket) and self._place(ticket):
+            return ticket
+        self._check_room(ticket)
+        self._add(ticket)
+        self.dispatch()
+        return ticket
+
+    def with_retry_after(self, problem: Problem, model: str) -> Problem:
+        """See AdmissionPort."""
+        if problem.status not in (429, 503) or problem.final:
+            return problem
+        return problem.but(retry_after=self._slots.retry_after(model) or self._retry_after(1))
+
+    # -- tickets
+
+    def place_of(self, ticket: Ticket) -> int:
+        """Position of a waiting ticket."""
+        return self._queue.place_of(ticket)
+
+    def can_try(self, ticket: Ticket) -> bool:
+        """Whether a worker is left that the exchange may try."""
+        return self._slots.tries_at(ticket.model, ticket.without) is not None
+
+    def requeue(self, ticket: Ticket) -> None:
+        """Let a sent-back exchange wait again, over the bounds if need be."""
+        self._add(ticket)
+        self.dispatch()
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Take a ticket out of its queue."""
+        if ticket.queued:
+            ticket.queued = False
+            self._queue.remove(ticket)
+
+    def waited_too_long(self, ticket: Ticket) -> Problem:
+        """What a waiter is told whose time is up: the last class met, or the timeout itself."""
+        if ticket.last is not None:
+            return self.with_retry_after(ticket.last, ticket.model)
+        if ticket.limit >= ticket.request.deadline:
+            return Problem.of(
+                "deadline_exceeded", "the deadline passed while the request waited for a worker"
+            )
+        return Problem.of(
+            "queue_timeout",
+            "no worker had room in time",
+            retry_after=self._retry_after(len(self._queue) + 1),
+        )
+
+    # -- the whole
+
+    def dispatch(self) -> None:
+        """Place whoever can be placed now, and release those for whom nothing can come in time."""
+        again = True
+        while again and len(self._queue):
+            again = any(self._serve_line(line) for line in self._queue.lines())
+        if self._nap is not None:
+            self._nap.deadline = min(self._nap.deadline, self._next_due())
+
+    async def run(self) -> None:
+        """Dispatch again whenever an outage is over, for ever."""
+        while True:
+            with trio.CancelScope(deadline=self._next_due()) as self._nap:
+                await trio.sleep_forever()
+            self._nap = None
+            self.dispatch()
+
+    def close(self, problem: Problem) -> None:
+        """Refuse everything that waits or comes from now on."""
+        self._closed = problem
+        for ticket in tuple(self._queue):
+            self.withdraw(ticket)
+            ticket.refuse(problem)
+
+    def statistics(self) -> AdmissionStatistics:
+        """Tell counts; ``granted = held + draining + returned`` at every moment."""
+        return AdmissionStatistics(
+            self._granted,
+            self._held,
+            self._draining_count,
+            self._returned_count,
+            self._doubles,
+            len(self._queue),
+            self._queue.bytes,
+            self._queue.tenants(),
+        )
+
+    # -- placing
+
+    def _ahead_of(self, ticket: Ticket) -> bool:
+        """Whether somebody of the same tenant already waits for the same model."""
+        return any(
+            line[0].tenant == ticket.tenant and line[0].model == ticket.model for line in self._queue.lines()
+        )
+
+    def _serve_line(self, line: Iterable[Ticket]) -> bool:
+        """Place the first of a line that can be placed; answers whether one was."""
+        for ticket in tuple(line):
+            if self._place(ticket):
+                return True
+            if self._hopeless(ticket):
+                return True
+            if not ticket.without:
+                return False  # whoever stands behind it can not be placed either
+        return False
+
+    def _place(self, ticket: Ticket) -> bool:
+        share = self._shares[ticket.tenant].max_concurrency
+        if share is not None and self._running.get(ticket.tenant, 0) >= share:
+            return False
+        worker = self._slots.choose(ticket.request, ticket.without)
+        if worker is None:
+            return False
+        self.withdraw(ticket)
+        slots = self._slots.hold(ticket.request, worker)
+        self._running[ticket.tenant] = self._running.get(ticket.tenant, 0) + 1
+        self._granted += 1
+        self._held += 1
+        ticket.grant(Lease(self, ticket.tenant, worker, slots))
+        return True
+
+    def _hopeless(self, ticket: Ticket) -> bool:
+        """Refuse a waiter at once if no worker can be tried before its time is up."""
+        at = self._slots.tries_at(ticket.model, ticket.without)
+        if at is not None and at < ticket.limit:
+            return False
+        problem = ticket.last or Problem.of(
+            "engine_overloaded", "all workers of this model said they have no room"
+        )
+        self.withdraw(ticket)
+        ticket.refuse(self.with_retry_after(problem, ticket.model))
+        return True
+
+    def _add(self, ticket: Ticket) -> None:
+        ticket.queued = True
+        self._queue.add(ticket)
+
+    def _check_room(self, ticket: Ticket) -> None:
+        share = self._shares[ticket.tenant]
+        if self._queue.depth_of(ticket.tenant) >= share.max_queued:
+            busy = (
+                share.max_concurrency is not None
+                and self._running.get(ticket.tenant, 0) >= share.max_concurrency
+            )
+            code = "rate_limit_exceeded" if busy else "queue_full"
+            raise Refused(self._full(code, "the queue of this tenant is full"))
+        if len(self._queue) >= self.limits.max_queued:
+            raise Refused(self._full("queue_full", "the queue is full"))
+        if self._queue.bytes + ticket.size > self.limits.max_queued_bytes:
+            raise Refused(self._full("queue_full", "the queue is full by bytes"))
+
+    def _full(self, code: str, message: str) -> Problem:
+        return Problem.of(code, message, retry_after=self._retry_after(len(self._queue) + 1))
+
+    def _retry_after(self, places: int) -> float:
+        return self._rate.seconds_until(places, trio.current_time(), self._dice())
+
+    def _next_due(self) -> float:
+        due = self._slots.next_opening() if len(self._queue) else None
+        return math.inf if due is None else due
+
+    # -- leases
+
+    def _returned(self, tenant: str, worker: Worker, slots: int, before: str) -> None:
+        if before == "returned":
+            self._doubles += 1
+            return
+        if before == "held":
+            self._held -= 1
+            self._leave_tenant(tenant)
+        else:
+            self._draining_count -= 1
+        self._returned_count += 1
+        self._slots.free(worker, slots, drained=before == "draining")
+        self._rate.returned(trio.current_time())
+        self.dispatch()
+
+    def _draining(self, lease: Lease, tenant: str, worker: Worker, slots: int) -> None:
+        self._held -= 1
+        self._draining_count += 1
+        self._leave_tenant(tenant)
+        self._slots.drain(worker, slots)
+        self._drain(worker.cancel_grace, lease.release)
+        self.dispatch()
+
+    def _leave_tenant(self, tenant: str) -> None:
+        left = self._running[tenant] - 1
+        if left:
+            self._running[tenant] = left
+        else:
+            del self._running[tenant]

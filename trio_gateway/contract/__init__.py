@@ -1,0 +1,40 @@
+"""Words that the rooms share: the request, its ending, and the ports between rooms.
+
+Data and protocols only; nothing here waits, reads a clock or touches a socket.
+"""
+
+from ._outcome import Ending, Outcome, Phase
+from ._ports import (
+    AdmissionPort,
+    AnswerHead,
+    ClientPort,
+    EngineAnswer,
+    EnginePort,
+    FleetPort,
+    LeasePort,
+    TicketPort,
+)
+from ._request import CHAT, COMPLETIONS, EMBEDDINGS, OPERATIONS, InternalRequest, Operation
+from ._worker import Dialect, Worker
+
+__all__ = [
+    "CHAT",
+    "COMPLETIONS",
+    "EMBEDDINGS",
+    "OPERATIONS",
+    "AdmissionPort",
+    "AnswerHead",
+    "ClientPort",
+    "Dialect",
+    "Ending",
+    "EngineAnswer",
+    "EnginePort",
+    "FleetPort",
+    "InternalRequest",
+    "LeasePort",
+    "Operation",
+    "Outcome",
+    "Phase",
+    "TicketPort",
+    "Worker",
+]

@@ -1,0 +1,209 @@
+"""The ports of an exchange: client, admission, lease, fleet, engine.
+
+Sync methods cannot wait; ``async`` methods are checkpoints. Each port has a
+real implementation in one room and a fake in `trio_gateway.testing`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from ..errors import Problem
+from ._request import InternalRequest
+from ._worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """Head of an answer to a client. ``length`` None: streamed as server-sent events."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...] = ()
+    length: int | None = None
+
+
+class ClientPort(Protocol):
+    """The reading end of one exchange, seen from the exchange.
+
+    An answer is begun once, then pieces are pushed, then it is finished. At most
+    one piece is pending: `push` frames it, hands the socket what it takes at
+    once, and keeps the rest, which `flush` waits for.
+    """
+
+    @property
+    def begun(self) -> bool:
+        """Whether a head was queued for the client."""
+
+    @property
+    def pending(self) -> int:
+        """Bytes that were pushed and not yet accepted by the socket."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last piece was pushed: nothing can be added."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the message has its proper end, and the socket accepted all of it."""
+
+    def taken(self) -> int:
+        """A figure that grows whenever the socket accepts bytes or the peer's kernel acknowledges some."""
+
+    def delivered(self) -> tuple[int, int]:
+        """Whole events, and bytes, that the peer's kernel has acknowledged (where it can tell)."""
+
+    def begin(self, head: AnswerHead) -> None:
+        """Queue the head in front of the first piece."""
+
+    def push(self, piece: bytes, *, last: bool = False) -> None:
+        """Frame one piece (whole events, or a part of one) and write what the socket takes now.
+
+        Only while nothing is pending. ``last`` ends the message properly in the
+        same write. Raises ClientGone.
+        """
+
+    async def flush(self) -> None:
+        """Wait until nothing is pending. Raises ClientGone."""
+
+    def respond(self, problem: Problem, extra: dict[str, object] | None) -> None:
+        """Queue a whole error answer, before anything else was begun. Raises ClientGone."""
+
+    def error_event(self, problem: Problem, extra: dict[str, object]) -> bytes:
+        """Express a failure as the last event of a stream."""
+
+    def cut(self) -> None:
+        """Close without a proper end, so that nobody mistakes the answer for a whole one. Idempotent."""
+
+    async def wait_gone(self) -> None:
+        """Return when the client has left; keeps asking after a half-close."""
+
+
+class LeasePort(Protocol):
+    """The right to a worker's slots, from placement until the engine let go."""
+
+    @property
+    def worker(self) -> Worker:
+        """The worker whose slots are held."""
+
+    def engine_started(self) -> None:
+        """From now on the engine may be working: leaving means draining."""
+
+    def engine_done(self) -> None:
+        """The engine's message was read to its end: leaving means returning."""
+
+    def __enter__(self) -> LeasePort:
+        """Take over ownership; the ``with`` block gives back."""
+
+    def __exit__(self, *exc: object) -> None:
+        """Return the slot, or hand it to the drain keeper. Never waits."""
+
+
+class TicketPort(Protocol):
+    """A place in a queue, or the placement that made it unnecessary."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it holds a position."""
+
+    @property
+    def place(self) -> int | None:
+        """Position from 1 among those that wait for the same model; None when placed."""
+
+    async def wait(self) -> LeasePort:
+        """Wait for the placement; the caller owns the lease.
+
+        Raises:
+            Refused: ``max_wait`` passed, or no worker can be tried in time.
+        """
+
+    def back(self, *, without: Worker | None, last: Problem) -> bool:
+        """Go back to the front with the place and clock it had.
+
+        Args:
+            without: a worker not to be tried again by this exchange.
+            last: what the caller is told if no worker can be tried in time.
+
+        Answers False, and takes no position, if no worker is left to try.
+        """
+
+    def leave(self) -> None:
+        """Give the position or an unclaimed placement back. Idempotent."""
+
+
+class AdmissionPort(Protocol):
+    """Bounded acceptance of work."""
+
+    def enter(self, request: InternalRequest) -> TicketPort:
+        """Place the request or give it a position.
+
+        Raises:
+            Refused: there is no room; nothing was taken.
+        """
+
+    def with_retry_after(self, problem: Problem, model: str) -> Problem:
+        """Add when to come back to a 429 or 503 that is final for this exchange."""
+
+
+class FleetPort(Protocol):
+    """What is learnt from attempts about workers."""
+
+    def attempted(self, worker: Worker) -> None:
+        """Count an attempt that is about to be made."""
+
+    def output(self, worker: Worker, model: str) -> None:
+        """The worker gave output: whatever held it back is over."""
+
+    def rejected(self, worker: Worker, model: str, retry_after: float | None, began: float) -> None:
+        """The worker said it has no room, to an attempt placed at ``began``."""
+
+    def fault(self, worker: Worker, model: str) -> None:
+        """The worker failed in a way that counts against it."""
+
+    def attempt_over(self, worker: Worker, model: str) -> None:
+        """An attempt ended in whatever way; frees the place of a trial."""
+
+
+class EngineAnswer(Protocol):
+    """One HTTP answer of an engine while it is being read. Leaving ``with`` closes or reuses its connection."""
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+
+    def header(self, name: bytes) -> bytes | None:
+        """Value of an answer header, by lower-case name."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the message was read to its proper end."""
+
+    async def receive(self) -> bytes:
+        """Answer some decoded bytes of the body, or ``b""`` at its proper end.
+
+        Raises:
+            UpstreamFailed: the connection broke or the framing is wrong.
+        """
+
+    def __enter__(self) -> EngineAnswer:
+        """Take over ownership of the connection."""
+
+    def __exit__(self, *exc: object) -> None:
+        """Keep the connection for reuse after a clean end, else close it. Never waits."""
+
+
+class EnginePort(Protocol):
+    """Opens attempts at workers."""
+
+    async def open(
+        self, request: InternalRequest, lease: LeasePort, attempt_id: str, nursery: trio.Nursery
+    ) -> EngineAnswer:
+        """Send the request to the lease's worker and read the head of the answer.
+
+        ``nursery`` may go on sending the body while the answer is read.
+
+        Raises:
+            UpstreamFailed: no answer.
+        """

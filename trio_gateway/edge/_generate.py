@@ -1,0 +1,190 @@
+"""From a public request to its exchange: reading, checking, and the identity that is ours."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from ..contract import InternalRequest, Operation
+from ..errors import ClientGone, Problem, Refused
+from ..exchange import Exchange, LiveExchanges, Parts
+from ..fleet import Fleet
+from ..tenancy import Caller, Tenant
+from ..wire._http1 import RequestHead
+from ..wire._json import Json, needs_thread, read_object
+from ..wire._requests import ReadBody, forbidden_field, model_of, read_body
+from ._http_client import HttpClient
+from ._http_server import Incoming
+
+_CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_TRACE: Final = (b"traceparent", b"tracestate")
+TIERS: Final = ("interactive", "standard", "batch")
+
+Identity = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateSettings:
+    """Bounds of what a caller may ask for; seconds, and values in one JSON body.
+
+    Attributes:
+        answer_limit: seconds without an acknowledgement until a reader counts as vanished.
+        ask_every: seconds between two questions to a half-closed client.
+    """
+
+    default_timeout: float
+    max_timeout: float
+    json_values: int
+    answer_limit: float
+    ask_every: float
+
+
+def client_request_id(head: RequestHead) -> str | None:
+    """Answer the caller's own name for its request, if it is one that can be echoed."""
+    value = head.header(b"x-client-request-id") or head.header(b"x-request-id")
+    return value.decode("ascii") if value is not None and _CLIENT_ID.fullmatch(value) else None
+
+
+def identity_headers(exchange_id: str, client_id: str | None) -> Identity:
+    """Headers that name an answer."""
+    own = (("x-request-id", exchange_id),)
+    return own if client_id is None else (*own, ("x-client-request-id", client_id))
+
+
+def new_id() -> str:
+    """Make an exchange id: 32 hexadecimal digits, so none is a prefix of another."""
+    return secrets.token_hex(16)
+
+
+class Generator:
+    """Turns requests for work into exchanges and runs them in the connection's task.
+
+    Args:
+        live: the exchanges of the process; kept up to date here.
+    """
+
+    def __init__(self, fleet: Fleet, parts: Parts, settings: GenerateSettings, live: LiveExchanges) -> None:
+        self._fleet = fleet
+        self._parts = parts
+        self._settings = settings
+        self._live = live
+
+    async def run(
+        self,
+        incoming: Incoming,
+        operation: Operation,
+        caller: Caller,
+        exchange_id: str,
+        accepted: Callable[[], None],
+    ) -> bool:
+        """Read, check and carry out one request; True: the connection may go on.
+
+        Args:
+            accepted: called when the exchange takes over the accounting.
+
+        Raises:
+            Refused: before the exchange began; nothing was written.
+            ClientGone: before the exchange began.
+        """
+        head = incoming.head
+        body = await incoming.read_body()
+        request = await self._understand(head, body, operation, caller, exchange_id, incoming.arrived)
+        client = HttpClient(
+            incoming.connection,
+            head,
+            identity_headers(exchange_id, request.client_request_id),
+            self._settings.answer_limit,
+            self._settings.ask_every,
+        )
+        exchange = Exchange(request, client, self._parts, incoming.placed)
+        accepted()
+        with self._live.holding(exchange):
+            await exchange.run()
+        if not client.finished:
+            raise ClientGone
+        return client.keep_alive
+
+    async def _understand(
+        self,
+        head: RequestHead,
+        body: bytes,
+        operation: Operation,
+        caller: Caller,
+        exchange_id: str,
+        arrived: float,
+    ) -> InternalRequest:
+        limit = self._settings.json_values
+        if needs_thread(body):
+            value = await trio.to_thread.run_sync(read_object, body, limit, abandon_on_cancel=True)
+        else:
+            value = read_object(body, limit)
+        route = self._route(value, caller.tenant)
+        read = read_body(operation, value, body)
+        self._check_fields(read, caller.tenant)
+        return InternalRequest(
+            exchange_id=exchange_id,
+            client_request_id=client_request_id(head),
+            tenant=caller.tenant.id,
+            key_id=caller.key_id,
+            operation=operation,
+            model=read.model,
+            upstream_model=route,
+            members=read.members,
+            size=len(body),
+            stream=read.stream,
+            choices=read.choices,
+            n=read.n,
+            wants_usage=read.wants_usage,
+            wants_running_usage=read.wants_running_usage,
+            arrived=arrived,
+            deadline=arrived + self._timeout(head, caller.tenant),
+            tier=_tier(head, caller.tenant),
+            trace=tuple((name, found) for name in _TRACE if (found := head.header(name)) is not None),
+        )
+
+    def _route(self, value: dict[str, Json], tenant: Tenant) -> str:
+        """Answer the upstream name of the model that was asked for."""
+        model = model_of(value)
+        route = self._fleet.routes.get(model)
+        if route is None:
+            raise Refused(Problem.of("model_not_found", "the model does not exist here", param="model"))
+        if not tenant.may_use(model):
+            raise Refused(Problem.of("model_not_allowed", "this key may not use the model", param="model"))
+        return route.upstream
+
+    def _check_fields(self, read: ReadBody, tenant: Tenant) -> None:
+        if tenant.engine_fields:
+            return
+        field = forbidden_field(read.members, self._fleet.engine_fields(read.model))
+        if field is not None:
+            raise Refused(Problem.of("field_not_allowed", f"'{field}' is the gateway's to set", param=field))
+
+    def _timeout(self, head: RequestHead, tenant: Tenant) -> float:
+        """Answer the seconds that the request has, all attempts and waiting included."""
+        asked = head.header(b"x-gateway-timeout-ms")
+        if asked is None:
+            wanted = tenant.default_timeout or self._settings.default_timeout
+        elif asked.isdigit() and 0 < int(asked[:12]):
+            wanted = int(asked[:12]) / 1000
+        else:
+            raise Refused(
+                Problem.of("invalid_value", "X-Gateway-Timeout-Ms is no whole number of milliseconds above 0")
+            )
+        return min(wanted, tenant.max_timeout or self._settings.max_timeout, self._settings.max_timeout)
+
+
+def _tier(head: RequestHead, tenant: Tenant) -> str:
+    asked = head.header(b"x-gateway-priority")
+    if asked is None:
+        return tenant.default_tier
+    tier = asked.decode("latin-1").strip().lower()
+    if tier not in TIERS:
+        raise Refused(Problem.of("invalid_value", f"X-Gateway-Priority is none of {', '.join(TIERS)}"))
+    if tier not in tenant.tiers:
+        raise Refused(Problem.of("priority_not_allowed", "this key may not ask for that priority"))
+    return tier

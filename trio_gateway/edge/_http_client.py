@@ -1,0 +1,199 @@
+"""The client port of one HTTP exchange: it owns the socket's writer while the exchange runs.
+
+Streams leave as chunks (HTTP/1.1) or until the connection is closed (HTTP/1.0);
+buffered answers with their length.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+import trio
+
+from ..contract import AnswerHead
+from ..errors import ClientGone, Problem
+from ..ledger import EventMarks
+from ..wire._http1 import CONTINUE, LAST_CHUNK, RequestHead, write_chunk, write_response_head
+from ..wire._sse import HEARTBEAT, write_event
+from ._connection import Connection
+from ._problems import JSON, problem_body, problem_headers
+
+ASK_AT_MOST: Final = 4  # questions before headers; then a FIN means gone
+_MARKS: Final = 256  # event ends kept before the kernel is asked which are past
+_STREAM_HEADERS: Final = (
+    ("content-type", "text/event-stream; charset=utf-8"),
+    ("cache-control", "no-cache"),
+    ("x-accel-buffering", "no"),
+)
+
+
+@final
+class HttpClient:
+    """See ClientPort.
+
+    Args:
+        identity: headers of every answer to this request.
+        answer_limit: seconds after which an answer without acknowledgement counts as undeliverable.
+        ask_every: seconds between two questions to a half-closed client.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        head: RequestHead,
+        identity: tuple[tuple[str, str], ...],
+        answer_limit: float,
+        ask_every: float,
+    ) -> None:
+        self._connection = connection
+        self._modern = head.version == b"1.1"
+        self._identity = identity
+        self._answer_limit = answer_limit
+        self._ask_every = ask_every
+        self._start = connection.written
+        self._pending = b""
+        self._head = b""
+        self._chunked = False
+        self._streamed = False
+        self._begun = False
+        self._ended = False
+        self._cut = False
+        self._at_boundary = True
+        self._marks = EventMarks()
+        self.keep_alive = head.keep_alive
+
+    # -- state
+
+    @property
+    def begun(self) -> bool:
+        """See ClientPort."""
+        return self._begun
+
+    @property
+    def pending(self) -> int:
+        """See ClientPort."""
+        return len(self._pending)
+
+    @property
+    def ended(self) -> bool:
+        """See ClientPort."""
+        return self._ended
+
+    @property
+    def finished(self) -> bool:
+        """See ClientPort."""
+        return self._ended and not self._pending and not self._cut
+
+    def taken(self) -> int:
+        """See ClientPort."""
+        written = self._connection.written
+        return 2 * written - (self._connection.unacknowledged() or 0)
+
+    def delivered(self) -> tuple[int, int]:
+        """See ClientPort."""
+        done = self._connection.written - (self._connection.unacknowledged() or 0)
+        return self._marks.delivered(done), max(done - self._start, 0)
+
+    # -- answering
+
+    def begin(self, head: AnswerHead) -> None:
+        """See ClientPort."""
+        headers = [*self._identity, *head.headers]
+        if head.length is None:
+            headers += _STREAM_HEADERS
+            self._streamed = True
+            self._chunked = self._modern
+            if self._modern:
+                headers.append(("transfer-encoding", "chunked"))
+            else:
+                self.keep_alive = False
+        else:
+            headers += [("content-type", JSON), ("content-length", str(head.length))]
+        self._put_head(head.status, headers)
+        self._connection.silent_limit(self._answer_limit)
+
+    def push(self, piece: bytes, *, last: bool = False) -> None:
+        """See ClientPort."""
+        head, self._head = self._head, b""
+        framed = write_chunk(piece) if self._chunked else piece
+        data = head + framed if head else framed
+        if last:
+            self._ended = True
+            if self._chunked:
+                data += LAST_CHUNK
+        if self._streamed:
+            offset = (
+                self._connection.written + len(head) + (len(framed) - len(piece) - 2 if self._chunked else 0)
+            )
+            self._mark(offset, piece)
+        self._at_boundary = piece.endswith(b"\n\n")
+        count = self._connection.write(data)
+        self._pending = data[count:] if count < len(data) else b""
+
+    async def flush(self) -> None:
+        """See ClientPort."""
+        while self._pending:
+            await self._connection.wait_writable()
+            self._pending = self._pending[self._connection.write(self._pending) :]
+
+    def respond(self, problem: Problem, extra: dict[str, object] | None) -> None:
+        """See ClientPort."""
+        body = problem_body(problem, extra)
+        headers = [*self._identity, *problem_headers(problem), ("content-type", JSON)]
+        if problem.code == "gateway_draining":
+            self.keep_alive = False
+        self._put_head(problem.status, [*headers, ("content-length", str(len(body)))])
+        self.push(body, last=True)
+
+    def error_event(self, problem: Problem, extra: dict[str, object]) -> bytes:
+        """See ClientPort."""
+        return write_event(problem_body(problem, extra))
+
+    def cut(self) -> None:
+        """See ClientPort."""
+        if self._cut:
+            return
+        self._cut = True
+        self._connection.close(reset=bool(self._pending) or (self._streamed and not self._chunked))
+
+    # -- watching
+
+    async def wait_gone(self) -> None:
+        """See ClientPort."""
+        hangup = self._connection.hangup
+        await hangup.wait_fin()
+        asked = 0
+        while not hangup.gone:
+            if not self._modern or (not self._begun and asked == ASK_AT_MOST):
+                return
+            asked += not self._begun
+            self._ask()
+            with trio.move_on_after(self._ask_every):
+                await hangup.wait_gone()
+
+    def _ask(self) -> None:
+        """Write something harmless: only a reset answers that nobody is there."""
+        if self._pending or self._ended:
+            return  # what is on its way asks already
+        try:
+            if not self._begun:
+                self._connection.write(CONTINUE)
+            elif self._streamed and self._at_boundary:
+                self.push(HEARTBEAT)
+        except ClientGone:
+            return  # the hangup says it
+
+    def _put_head(self, status: int, headers: list[tuple[str, str]]) -> None:
+        if not self.keep_alive:
+            headers = [*headers, ("connection", "close")]
+        elif not self._modern:
+            headers = [*headers, ("connection", "keep-alive")]
+        self._begun = True
+        self._head = write_response_head(status, headers)
+
+    def _mark(self, offset: int, piece: bytes) -> None:
+        if piece.startswith(b":"):
+            return  # a comment is no event
+        self._marks.add(offset, piece)
+        if len(self._marks) > _MARKS:
+            self._marks.forget(self._connection.written - (self._connection.unacknowledged() or 0))

@@ -1,0 +1,348 @@
+"""The HTTP/1.1 server: connections, heads, bodies, and one request after the other.
+
+Pipelined requests are answered in order because the next head is only looked at
+when the last answer is out. A fault of one connection ends that connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import trio
+
+from ..errors import BadFraming, ClientGone, Problem, Refused, WireError
+from ..wire._http1 import CHUNKED, CONTINUE, BodyReader, RequestHead, parse_request_head, write_response_head
+from ._connection import Connection
+from ._problems import JSON, problem_body, problem_headers
+from ._watch import Hangup, HangupWatch
+
+REST_KEPT: Final = 64 * 1024  # of an unread body are read and dropped to keep a connection
+LINGER_BYTES: Final = 1024 * 1024
+LINGER_SECONDS: Final = 2.0
+REFUSAL_LIMIT: Final = 2.0  # seconds to get rid of a short answer
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds of a connection: bytes, counts, seconds."""
+
+    connections: int
+    head_bytes: int
+    head_count: int
+    head_timeout: float
+    body_bytes: int
+    body_timeout: float
+    keep_alive: float
+    unplaced_bytes: int
+
+
+class UnplacedBytes:
+    """Bodies of requests that no worker has yet, in bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.used = 0
+
+    def take(self, size: int) -> None:
+        """Hold ``size`` bytes more.
+
+        Raises:
+            Refused: ``queue_full``; nothing was taken.
+        """
+        if self.used + size > self._limit:
+            raise Refused(
+                Problem.of("queue_full", "too many bytes of requests wait for a worker", retry_after=1.0)
+            )
+        self.used += size
+
+    def give(self, size: int) -> None:
+        """Give ``size`` bytes back."""
+        self.used -= size
+
+
+class Incoming:
+    """One request while it is being answered: its head, and its body if the handler wants it.
+
+    Attributes:
+        held: bytes of the body that count as unplaced; given back by `placed`.
+    """
+
+    def __init__(
+        self, head: RequestHead, connection: Connection, limits: ServerLimits, room: UnplacedBytes
+    ) -> None:
+        self.head: Final = head
+        self.connection: Final = connection
+        self.arrived: Final = trio.current_time()
+        self.held = 0
+        self._limits = limits
+        self._room = room
+        self._body = BodyReader(head.body)
+        self._untouched = True
+
+    @property
+    def body_ended(self) -> bool:
+        """Whether the whole body was taken from the connection."""
+        return self._body.ended
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits for a word before it sends the body."""
+        return self.head.expects_continue and self._untouched and not self._body.ended
+
+    def check_size(self) -> None:
+        """Judge the declared size.
+
+        Raises:
+            Refused: ``request_too_large``.
+        """
+        if self.head.body > self._limits.body_bytes:
+            raise Refused(self._too_large())
+
+    async def read_body(self) -> bytes:
+        """Read the whole body within its bounds.
+
+        Raises:
+            Refused: too large, too slow, no room, or the client ended in its middle.
+            ClientGone: it left.
+        """
+        self.check_size()
+        if self.head.body > 0:
+            self._hold(self.head.body)
+        if self.expects_continue:
+            await self.connection.write_all(CONTINUE)
+        pieces: list[bytes] = []
+        size = 0
+        with trio.move_on_after(self._limits.body_timeout) as limit:
+            while not self._body.ended:
+                for piece in await self._more():
+                    size += len(piece)
+                    if size > self._limits.body_bytes:
+                        raise Refused(self._too_large())
+                    if self.head.body == CHUNKED:
+                        self._hold(len(piece))
+                    pieces.append(piece)
+        if limit.cancelled_caught:
+            raise Refused(Problem.of("request_timeout", "the body did not arrive in time"))
+        self._hand_back_rest()
+        return b"".join(pieces)
+
+    async def drop_rest(self) -> bool:
+        """Read and drop a little of what was not wanted; answers whether the connection can go on."""
+        if self.expects_continue:
+            return False  # nobody knows whether the client sends it now
+        left = REST_KEPT
+        with trio.move_on_after(LINGER_SECONDS):
+            while not self._body.ended and left > 0:
+                left -= sum(map(len, await self._more()))
+        self._hand_back_rest()
+        return self._body.ended
+
+    def placed(self) -> None:
+        """The body is no longer unplaced. Idempotent."""
+        held, self.held = self.held, 0
+        self._room.give(held)
+
+    async def _more(self) -> list[bytes]:
+        data = self.connection.heads.take_rest() if self._untouched else b""
+        self._untouched = False
+        if not data:
+            data = await self.connection.receive()
+            if not data:
+                raise Refused(Problem.of("bad_framing", "the body ended before it was whole"))
+        try:
+            return self._body.feed(data)
+        except WireError as exc:
+            raise Refused(Problem.of("bad_framing", str(exc))) from None
+
+    def _hand_back_rest(self) -> None:
+        if self._body.ended and self._body.rest:
+            self.connection.heads.feed(self._body.rest)
+            self._body.rest = b""
+
+    def _hold(self, size: int) -> None:
+        self._room.take(size)
+        self.held += size
+
+    def _too_large(self) -> Problem:
+        return Problem.of("request_too_large", f"the body is over {self._limits.body_bytes} bytes")
+
+
+class Handler(Protocol):
+    """Answers one request completely."""
+
+    async def answer(self, incoming: Incoming) -> bool:
+        """Answer; True: the message ended properly and the connection may go on.
+
+        Raises:
+            Refused: tell the client this, nothing was written.
+            ClientGone: nobody is there.
+        """
+
+    def malformed(self, code: str) -> None:
+        """Count a request whose head could not be read."""
+
+
+class HttpServer:
+    """Serves connections until they end.
+
+    Args:
+        bug: takes an exception that should not have happened.
+        draining: whether no further request is wanted on a connection.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        watch: HangupWatch,
+        limits: ServerLimits,
+        bug: Callable[[str, BaseException], None],
+        draining: Callable[[], bool],
+    ) -> None:
+        self._handler = handler
+        self._watch = watch
+        self._limits = limits
+        self._bug = bug
+        self._draining = draining
+        self.room: Final = UnplacedBytes(limits.unplaced_bytes)
+        self.open = 0
+        self._idle: set[trio.CancelScope] = set()
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        """Serve one connection; never raises but Cancelled."""
+        self.open += 1
+        try:
+            with Hangup(self._watch, stream.socket.fileno()) as hangup:
+                connection = Connection(stream, hangup, self._limits.head_bytes)
+                try:
+                    await self._requests(connection)
+                finally:
+                    connection.close()
+        except ClientGone:
+            pass
+        except Exception as exc:  # a fault of one connection is nobody else's
+            self._bug("connection", exc)
+        finally:
+            self.open -= 1
+
+    def close_idle(self) -> None:
+        """End the connections that wait for a request; those that answer go on."""
+        for scope in tuple(self._idle):
+            scope.cancel(reason="shutdown")
+
+    async def _requests(self, connection: Connection) -> None:
+        first = True
+        while True:
+            head = await self._next_head(connection, first)
+            if head is None or not await self._answer(connection, head):
+                break
+            first = False
+        await self._close_gently(connection)
+
+    async def _next_head(self, connection: Connection, first: bool) -> RequestHead | None:
+        """Read a head; None: the connection ends, and whoever was owed an answer has it."""
+        try:
+            raw = await self._wait_for_head(connection, first)
+            return None if raw is None else parse_request_head(raw, self._limits.head_count)
+        except BadFraming as exc:
+            self._handler.malformed(exc.code)
+            await self._refuse(connection, Problem.of(exc.code, str(exc)), close=True)
+        return None
+
+    async def _wait_for_head(self, connection: Connection, first: bool) -> bytes | None:
+        heads = connection.heads
+        heads.skip_blank_lines()
+        raw = heads.next_head()
+        if raw is None and not len(heads):
+            data = await self._first_bytes(
+                connection, self._limits.head_timeout if first else self._limits.keep_alive
+            )
+            if not data:
+                return None
+            heads.feed(data)
+            heads.skip_blank_lines()
+            raw = heads.next_head()
+        if raw is not None:
+            return raw
+        with trio.move_on_after(self._limits.head_timeout):
+            while raw is None:
+                data = await connection.receive()
+                if not data:
+                    return None
+                heads.feed(data)
+                heads.skip_blank_lines()
+                raw = heads.next_head()
+            return raw
+        self._handler.malformed("request_timeout")
+        problem = Problem.of("request_timeout", "the head of the request did not arrive in time")
+        await self._refuse(connection, problem, close=True)
+        return None
+
+    async def _first_bytes(self, connection: Connection, limit: float) -> bytes:
+        """Wait for a request to begin; ``b""``: none will."""
+        if self._draining():
+            limit = min(limit, LINGER_SECONDS)
+        with trio.move_on_after(limit) as scope:
+            self._idle.add(scope)
+            try:
+                return await connection.receive()
+            finally:
+                self._idle.discard(scope)
+        return b""
+
+    async def _answer(self, connection: Connection, head: RequestHead) -> bool:
+        """Answer one request; False: the connection ends here."""
+        incoming = Incoming(head, connection, self._limits, self.room)
+        try:
+            alive = await self._handler.answer(incoming)
+        except Refused as refused:
+            await self._refuse(
+                connection, refused.problem, close=not head.keep_alive, headless=head.method == "HEAD"
+            )
+            alive = True
+        finally:
+            incoming.placed()
+        if not alive or not head.keep_alive or connection.closed:
+            return False
+        return incoming.body_ended or await self._dropped(incoming)
+
+    async def _dropped(self, incoming: Incoming) -> bool:
+        try:
+            return await incoming.drop_rest()
+        except Refused:
+            return False
+
+    async def _refuse(
+        self, connection: Connection, problem: Problem, *, close: bool, headless: bool = False
+    ) -> None:
+        body = problem_body(problem, None)
+        headers = [*problem_headers(problem), ("content-type", JSON)]
+        headers.append(("content-length", str(len(body))))
+        if close or self._draining():
+            headers.append(("connection", "close"))
+        head = write_response_head(problem.status, headers)
+        await write_within(connection, head if headless else head + body)
+
+    async def _close_gently(self, connection: Connection) -> None:
+        """Close so that a client which is still sending can read its answer first."""
+        if connection.closed or connection.hangup.gone:
+            return
+        connection.finish_sending()
+        left = LINGER_BYTES
+        with trio.move_on_after(LINGER_SECONDS):
+            while left > 0 and (data := await connection.receive()):
+                left -= len(data)
+
+
+async def write_within(connection: Connection, data: bytes, seconds: float = REFUSAL_LIMIT) -> None:
+    """Write a short answer, or give the connection up.
+
+    Raises:
+        ClientGone: it could not be written.
+    """
+    with trio.move_on_after(seconds):
+        await connection.write_all(data)
+        return
+    connection.close(reset=True)
+    raise ClientGone

@@ -1,0 +1,196 @@
+"""What a failed attempt means: who may try again, what it says of the worker, what the caller is told.
+
+The table of contracts section 5, as far as one attempt can tell. Pure.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from ..contract import Worker
+from ..errors import CODES, Problem, UpstreamFailed, UpstreamFault
+from ..wire._answers import EngineError
+
+
+class Way(enum.Enum):
+    """Where an exchange may go after a failed attempt, before commit."""
+
+    NOWHERE = enum.auto()  # the answer stays as it is
+    ANYWHERE = enum.auto()  # not executed: back to the queue, costs no budget
+    ELSEWHERE = enum.auto()  # not executed: another worker only
+    ONCE = enum.auto()  # perhaps executed: one retry per exchange, paid from the budget
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failed attempt.
+
+    Attributes:
+        problem: what the caller is told if this is the last word.
+        reason: for metrics, of a bounded set.
+        fault: counts against the worker.
+        rejected: the worker has no room; with ``retry_after`` as it said.
+    """
+
+    way: Way
+    problem: Problem
+    reason: str
+    fault: bool = False
+    rejected: bool = False
+    retry_after: float | None = None
+
+
+def of_transport(failure: UpstreamFailed) -> Failure:
+    """Judge an attempt that got no readable answer."""
+    if failure.fault is UpstreamFault.UNREACHABLE:
+        problem = Problem.of("engine_failed", "the worker could not be reached")
+        return Failure(Way.ELSEWHERE, problem, "unreachable", fault=True)
+    if failure.fault is UpstreamFault.TOO_LARGE:
+        problem = Problem.of(
+            "engine_protocol_error", "the engine's answer is larger than the gateway accepts"
+        )
+        return Failure(Way.NOWHERE, problem, "too_large")
+    if failure.fault is UpstreamFault.MALFORMED:
+        problem = Problem.of("engine_protocol_error", "the engine's answer could not be read")
+        return Failure(Way.ONCE, problem, "malformed", fault=True)
+    return Failure(Way.ONCE, Problem.of("engine_failed", "the engine's answer was cut"), "broken", fault=True)
+
+
+CUT: Final = Failure(
+    Way.ONCE, Problem.of("engine_failed", "the engine's answer ended before it was whole"), "cut", fault=True
+)
+FIRST_TOKEN: Final = Failure(
+    Way.ONCE,
+    Problem.of("first_token_timeout", "the engine gave no output in time"),
+    "first_token",
+    fault=True,
+)
+NO_PROGRESS: Final = Failure(
+    Way.ONCE, Problem.of("engine_failed", "the engine stopped giving output"), "no_progress", fault=True
+)
+ABORTED: Final = Failure(
+    Way.ANYWHERE,
+    Problem.of("engine_overloaded", "the engine gave the request up"),
+    "aborted",
+    rejected=True,
+)
+WRONG_TYPE: Final = Failure(
+    Way.ONCE,
+    Problem.of("engine_protocol_error", "the engine answered with another content type than asked for"),
+    "content_type",
+    fault=True,
+)
+
+
+def of_error(error: EngineError, retry_after: float | None = None) -> Failure:
+    """Judge an engine's own error, be it an HTTP status or in a 200.
+
+    Args:
+        retry_after: seconds, as the engine asked.
+    """
+    status = error.status
+    if error.out_of_memory and status >= 500:
+        return Failure(
+            Way.NOWHERE,
+            Problem.of(
+                "engine_out_of_memory", "the engine is out of memory: shorten the prompt or lower max_tokens"
+            ),
+            "out_of_memory",
+        )
+    if status in (429, 503):
+        problem = Problem.of("engine_overloaded", "the engine has no room")
+        if status == 429:
+            problem = problem.but(
+                status=429, type="rate_limit_error", message=error.message or problem.message
+            )
+        return Failure(Way.ANYWHERE, problem, "overloaded", rejected=True, retry_after=retry_after)
+    if status in (401, 403) or 300 <= status < 400:
+        return Failure(
+            Way.NOWHERE,
+            Problem.of("engine_credentials", "the gateway could not use the worker"),
+            "credentials",
+        )
+    if status == 404:
+        return Failure(Way.ELSEWHERE, _passed_on(error), "not_found")
+    if 400 <= status < 500 or status == 501:
+        return Failure(Way.NOWHERE, _passed_on(error), "invalid")
+    code = error.code if error.code == "engine_protocol_error" else "engine_failed"
+    return Failure(Way.ONCE, Problem.of(code, "the engine failed"), "error", fault=True)
+
+
+_OWN_CODES: Final = {404: "model_not_found", 408: "request_timeout", 413: "request_too_large"}
+
+
+def _passed_on(error: EngineError) -> Problem:
+    """Put the engine's words for what the caller did wrong into our shape."""
+    status = 400 if error.status == 501 else error.status
+    own = _OWN_CODES.get(status, "invalid_value")
+    if (
+        status == 400
+        and "context" in error.message
+        and ("length" in error.message or "exceed" in error.message)
+    ):
+        own = "context_length_exceeded"
+    return Problem(
+        code=error.code if error.code and not error.code.isdigit() else own,
+        message=error.message or f"the engine refused the request with status {error.status}",
+        status=status,
+        type=error.type if error.type and not error.type.isdigit() else CODES[own].type,
+        param=error.param,
+        final=True,
+    )
+
+
+def read_retry_after(value: bytes | None, wall: float) -> float | None:
+    """Read a Retry-After header: seconds or an HTTP date, at most an hour; else it counts as absent.
+
+    Args:
+        wall: seconds since the epoch.
+    """
+    if value is None:
+        return None
+    text = value.decode("latin-1").strip()
+    if text.isascii() and text.isdigit():
+        return min(float(text[:6]), 3600.0)
+    try:
+        when = email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return min(max(when - wall, 0.0), 3600.0)
+
+
+def secrets_of(worker: Worker) -> tuple[str, ...]:
+    """Texts of a worker that no caller may see."""
+    address = worker.socket_path or f"{worker.host}:{worker.port}"
+    return tuple(text for text in (worker.api_key, worker.url, address, worker.authority) if text)
+
+
+class RetryBudget:
+    """A bucket that keeps retries from multiplying a failing load.
+
+    It holds at most ``size``; every request fills in ``ratio``, time fills in
+    ``per_second``. A retry costs 1.
+    """
+
+    def __init__(self, ratio: float, size: float = 10.0, per_second: float = 3.0) -> None:
+        self._ratio = ratio
+        self._size = size
+        self._per_second = per_second
+        self._level = size
+        self._at = 0.0
+
+    def deposit(self) -> None:
+        """Count a request."""
+        self._level = min(self._level + self._ratio, self._size)
+
+    def spend(self, now: float) -> bool:
+        """Pay for one retry if there is enough."""
+        self._level = min(self._level + (now - self._at) * self._per_second, self._size)
+        self._at = now
+        if self._level < 1:
+            return False
+        self._level -= 1
+        return True

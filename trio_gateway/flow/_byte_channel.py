@@ -1,0 +1,198 @@
+"""A channel whose buffer is capped in bytes, between one pump and one writer.
+
+Trio's memory channel counts items; one token may be 2 bytes or 20 kB, so a
+count bounds nothing. This one parks the sender while the next block would take
+the buffer over its cap. That stops the pump, which stops reading the engine's
+socket: back pressure reaches the engine without a message of its own.
+
+The cap of each channel is ``min(own cap, what the pool has left)``, so that all
+channels together stay inside the pool, by at most one block over. A block
+larger than the cap passes when the buffer is empty; refusing it would deadlock
+a stream that is legal.
+
+One sender, one receiver, no clones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import trio
+
+
+class BufferPool:
+    """Bytes that all exchanges together may hold.
+
+    Args:
+        total: bound in bytes (``delivery.total_buffer_bytes``).
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.used = 0
+        self._short: dict[trio.lowlevel.ParkingLot, int] = {}
+
+    @property
+    def left(self) -> int:
+        """Bytes that nobody holds; never negative."""
+        return max(self.total - self.used, 0)
+
+    def take(self, size: int) -> None:
+        """Count ``size`` bytes as held."""
+        self.used += size
+
+    def give(self, size: int) -> None:
+        """Count ``size`` bytes as free again, and wake whoever waits for them."""
+        self.used -= size
+        for lot in tuple(self._short):
+            lot.unpark_all()
+
+    async def wait_free(self, lot: trio.lowlevel.ParkingLot) -> None:
+        """Park on ``lot``, to be woken also when bytes of the pool come free."""
+        self._short[lot] = self._short.get(lot, 0) + 1
+        try:
+            await lot.park()
+        finally:
+            self._short[lot] -= 1
+            if not self._short[lot]:
+                del self._short[lot]
+
+    async def reserve(self, size: int, holding: int) -> None:
+        """Wait until ``size`` more bytes fit, then hold them.
+
+        A holder of nothing is let through, so that one answer can always proceed.
+        """
+        lot = trio.lowlevel.ParkingLot()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while holding and size > self.left:
+            await self.wait_free(lot)
+        self.take(size)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStatistics:
+    """What a channel holds right now, in bytes, and since when (Trio seconds)."""
+
+    used: int
+    cap: int
+    oldest_since: float | None
+    sender_waiting: bool
+    closed: bool
+
+
+class ByteChannel:
+    """Blocks of whole events on their way from the pump to the client's writer.
+
+    Args:
+        cap: bytes that may wait (``delivery.buffer_bytes``).
+        pool: shared with all other channels.
+    """
+
+    def __init__(self, cap: int, pool: BufferPool) -> None:
+        self._cap = cap
+        self._pool = pool
+        self._blocks: deque[tuple[bytes, float]] = deque()
+        self._offset = 0  # of the first block, already taken
+        self._used = 0
+        self._closed = False
+        self._poked = False
+        self._room = trio.lowlevel.ParkingLot()
+        self._filled = trio.lowlevel.ParkingLot()
+
+    @property
+    def used(self) -> int:
+        """Bytes that wait."""
+        return self._used
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing will be added any more."""
+        return self._closed
+
+    @property
+    def oldest_since(self) -> float | None:
+        """When the oldest waiting block was put; None while nothing waits."""
+        return self._blocks[0][1] if self._blocks else None
+
+    def statistics(self) -> ChannelStatistics:
+        """Tell what the channel holds."""
+        return ChannelStatistics(self._used, self._cap, self.oldest_since, bool(self._room), self._closed)
+
+    async def put(self, block: bytes) -> None:
+        """Add a block of whole events once there is room. A cancelled put adds nothing."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while self._used and self._used + len(block) > self._cap:
+            await self._room.park()
+        while self._used and len(block) > self._pool.left:
+            await self._pool.wait_free(self._room)
+        self.put_nowait(block)
+
+    def put_nowait(self, block: bytes) -> None:
+        """Add a block whatever the cap says: a last error event, or an answer already counted."""
+        if block:
+            self._blocks.append((block, trio.current_time()))
+            self._used += len(block)
+            self._pool.take(len(block))
+            self._filled.unpark_all()
+
+    def take(self, most: int) -> bytes:
+        """Take up to ``most`` bytes: several small blocks, or a part of a big one. ``b""``: none wait."""
+        if not self._blocks:
+            return b""
+        parts: list[bytes] = []
+        size = 0
+        while self._blocks and size < most:
+            block, _ = self._blocks[0]
+            left = len(block) - self._offset
+            if size and left > most - size:
+                break  # keep whole blocks together where that costs nothing
+            part = block[self._offset : self._offset + most - size] if left > most else block[self._offset :]
+            parts.append(part)
+            size += len(part)
+            self._offset += len(part)
+            if self._offset == len(block):
+                self._blocks.popleft()
+                self._offset = 0
+        self._give_back(size)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def keep_begun_event(self) -> None:
+        """Drop what waits, but for the rest of an event that was already taken in part."""
+        rest = b""
+        if self._offset:
+            block = self._blocks[0][0]
+            end = block.find(b"\n\n", max(self._offset - 1, 0))
+            begun = block[self._offset - 2 : self._offset] != b"\n\n"
+            rest = block[self._offset : end + 2] if begun and end >= 0 else b""
+        self.clear()
+        self.put_nowait(rest)
+
+    def clear(self) -> None:
+        """Drop all that waits."""
+        self._blocks.clear()
+        self._offset = 0
+        self._give_back(self._used)
+
+    def close(self) -> None:
+        """Say that nothing will be added; what waits can still be taken. Idempotent."""
+        self._closed = True
+        self._filled.unpark_all()
+
+    def poke(self) -> None:
+        """Wake the receiver although nothing was added."""
+        self._poked = True
+        self._filled.unpark_all()
+
+    async def wait(self) -> None:
+        """Wait until something can be taken, the channel is closed, or it was poked."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not (self._blocks or self._closed or self._poked):
+            await self._filled.park()
+        self._poked = False
+
+    def _give_back(self, size: int) -> None:
+        self._used -= size
+        if size:
+            self._pool.give(size)
+            self._room.unpark_all()

@@ -1,0 +1,429 @@
+"""The composition root: builds the parts from the settings, and opens the root nursery.
+
+One process is one `Gateway`. Its nursery owns the listeners, the connections and
+the few tasks that keep time; each exchange lives in its connection's task.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import resource
+import secrets
+import signal
+import ssl
+import threading
+import time
+from collections import Counter
+from typing import Any, Final
+
+import trio
+
+from . import __version__
+from .admin import make_app, serve_admin
+from .admission import Admission, AdmissionLimits, TenantShare
+from .config import Settings, TenantSettings, WorkerSettings
+from .contract import Worker
+from .edge import (
+    AcceptLoop,
+    Door,
+    DoorSettings,
+    GenerateSettings,
+    Generator,
+    HangupWatch,
+    HttpServer,
+    ServerLimits,
+    open_listeners,
+)
+from .errors import Problem
+from .exchange import SHUT_DOWN, ExchangeLimits, LiveExchanges, Parts, RetryBudget
+from .fleet import DIALECTS, DrainKeeper, Fleet, Route
+from .flow import BufferPool
+from .ledger import Books, Record, conservation_errors
+from .telemetry import Log
+from .tenancy import Keyring, Tenant
+from .upstream import ConnectionPool, HttpEngine, UpstreamLimits
+
+IDLE_EXPIRY: Final = 3.0  # seconds; engines close idle connections after 5
+ANSWER_SLACK: Final = 10.0  # seconds beyond the stall rules until the kernel gives a peer up
+FINAL_SECONDS: Final = 0.5  # of the hard limit are left for closing what is open
+SPARE_DESCRIPTORS: Final = 64  # for listeners, files and operators
+
+
+class Gateway:
+    """All parts of one process.
+
+    Args:
+        settings: checked as a whole.
+        log: takes records and messages.
+    """
+
+    def __init__(self, settings: Settings, log: Log) -> None:
+        self.settings: Final = settings
+        self.boot_id: Final = secrets.token_hex(8)
+        self._log = log
+        self._started = trio.current_time()
+        self._stopping: str | None = None
+        self._refusal: Problem | None = None
+        self.books: Final = Books()
+        self.live: Final = LiveExchanges()
+        self.watch: Final = HangupWatch()
+        self.drain: Final = DrainKeeper()
+        self.buffers: Final = BufferPool(settings.delivery.total_buffer_bytes)
+        self.connections: Final = ConnectionPool(IDLE_EXPIRY, trio.current_time)
+        self.fleet: Final = _make_fleet(settings)
+        self.keyring: Final = _make_keyring(settings)
+        self.admission: Final = Admission(
+            self.fleet,
+            AdmissionLimits(
+                settings.admission.max_queued,
+                settings.admission.max_queued_bytes,
+                settings.admission.max_wait,
+            ),
+            {tenant.id: _share(tenant) for tenant in settings.serving_tenants()},
+            self.drain.keep,
+            random.random,
+        )
+        self.server: Final = self._make_server()
+        self.addresses: list[str] = []
+        self.admin_addresses: list[str] = []
+
+    # -- running
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until shut down. Started once the listeners accept connections.
+
+        Raises:
+            OSError: an address can not be had.
+        """
+        listeners = await open_listeners(tuple(map(str, self.settings.server.bind)))
+        try:
+            async with trio.open_nursery() as nursery:
+                for task in (self.watch.run, self.drain.run, self.admission.run, self._sweep):
+                    nursery.start_soon(task)
+                app = make_app(self.statistics)
+                binds = tuple(map(str, self.settings.admin.bind))
+                self.admin_addresses = await nursery.start(serve_admin, app, binds, self.report_bug)
+                accept = AcceptLoop(self._permits(), self.server.serve, self._complain)
+                for listener in listeners:
+                    nursery.start_soon(accept.run, listener, nursery)
+                    self.addresses.append(_address_of(listener))
+                self._log.write("info", "listening", public=self.addresses, admin=self.admin_addresses)
+                gc.collect()
+                gc.freeze()  # what start-up made stays; collecting need not look at it again
+                task_status.started()
+                await self._stopped(nursery)
+        finally:
+            for listener in listeners:
+                listener.socket.close()
+            self.connections.close()
+            self.watch.close()
+
+    async def _stopped(self, nursery: trio.Nursery) -> None:
+        """Wait for a signal, then shut down as the settings say; a second signal skips the waiting."""
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            await anext(signals)
+            _exit_for_sure_after(self.settings.shutdown.hard_limit)
+            with trio.move_on_after(self.settings.shutdown.hard_limit - FINAL_SECONDS):
+                async with trio.open_nursery() as both:
+                    hurry = trio.Event()
+
+                    async def second_signal() -> None:
+                        await anext(signals)
+                        hurry.set()
+
+                    both.start_soon(second_signal)
+                    await self.shut_down(hurry)
+                    both.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()
+
+    async def shut_down(self, hurry: trio.Event) -> None:
+        """Refuse what is new, let what runs finish, end what is left.
+
+        Args:
+            hurry: set to skip the delay and the grace.
+        """
+        limits = self.settings.shutdown
+        self._stopping = "shutting down"
+        self._log.write("info", "shutting_down", running=len(self.live))
+        await _wait_at_most(limits.readiness_delay, hurry)
+        self._refusal = Problem.of("gateway_draining", "the gateway is shutting down", retry_after=1.0)
+        self.admission.close(self._refusal)
+        self.server.close_idle()
+        async with trio.open_nursery() as nursery:
+
+            async def until_none() -> None:
+                await self.live.wait_none()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(until_none)
+            await _wait_at_most(limits.grace, hurry)
+            nursery.cancel_scope.cancel()
+        self.live.end_all(SHUT_DOWN)
+        await self.live.wait_none()
+        self._log.write("info", "stopped")
+
+    async def _sweep(self) -> None:
+        """Close upstream connections that were idle too long, about once a second."""
+        while True:
+            await trio.sleep(1)
+            self.connections.sweep()
+
+    # -- what the process tells
+
+    def not_ready(self) -> str | None:
+        """Say why the gateway is not ready; None: it is."""
+        if self._stopping is not None:
+            return self._stopping
+        return None if self.fleet.books else "there is no worker"
+
+    def statistics(self) -> dict[str, Any]:
+        """Answer the figures of this moment, the equations of conservation included."""
+        books, admission = self.books, self.admission.statistics()
+        errors = conservation_errors(
+            books,
+            granted=admission.granted,
+            held=admission.held,
+            draining=admission.draining,
+            returned=admission.returned,
+            buffered=self.buffers.used,
+            sum_of_exchanges=self.live.buffered,
+        )
+        return {
+            "version": __version__,
+            "boot_id": self.boot_id,
+            "uptime": round(trio.current_time() - self._started, 3),
+            "connections": self.server.open,
+            "idle_upstream_connections": self.connections.idle,
+            "unplaced_bytes": self.server.room.used,
+            "arrived": books.arrived,
+            "reading": books.reading,
+            "turned_away": dict(books.turned_away),
+            "accepted": books.accepted,
+            "waiting": books.waiting,
+            "running": books.running,
+            "outcomes": dict(books.outcomes),
+            "leases": {
+                "granted": admission.granted,
+                "held": admission.held,
+                "draining": admission.draining,
+                "returned": admission.returned,
+                "double_releases": admission.double_releases,
+                "scope": "process",
+            },
+            "queue": {
+                "depth": admission.queued,
+                "bytes": admission.queued_bytes,
+                "tenants": admission.queued_by_tenant,
+            },
+            "buffered_bytes": self.buffers.used,
+            "conservation": {"ok": not errors, "errors": errors},
+            "workers": [
+                {
+                    "id": book.worker.id,
+                    "url": book.worker.url,
+                    "kind": book.worker.dialect.kind,
+                    "slots": book.worker.slots,
+                    "held": book.held,
+                    "draining": book.draining,
+                    "attempts": book.attempts,
+                    "faults": book.faults,
+                }
+                for book in self.fleet.books.values()
+            ],
+            "counts": _counts(books),
+            "log_lines_dropped": self._log.dropped,
+            "recent": [record.as_dict() for record in books.recent],
+        }
+
+    def report_bug(self, where: str, exc: BaseException) -> None:
+        """Log an exception that should not have happened."""
+        self._log.exception("bug", exc, where=where)
+
+    def _settled(self, record: Record) -> None:
+        self._log.write("info", "exchange", **record.as_dict())
+
+    def _complain(self, exc: OSError) -> None:
+        self._log.write("error", "accept_failed", error=str(exc))
+
+    # -- composition
+
+    def _make_server(self) -> HttpServer:
+        settings, limits = self.settings, self.settings.limits
+        parts = Parts(
+            admission=self.admission,
+            fleet=self.fleet,
+            engine=HttpEngine(
+                self.connections,
+                UpstreamLimits(settings.deadlines.connect, settings.delivery.upstream_receive_buffer),
+                self._via,
+                secrets.token_bytes(32),
+            ),
+            books=self.books,
+            pool=self.buffers,
+            budget=RetryBudget(settings.retry.budget_ratio),
+            limits=_exchange_limits(settings),
+            boot_id=self.boot_id,
+            settled=self._settled,
+            bug=self.report_bug,
+            wall=time.time,
+        )
+        generator = Generator(
+            self.fleet,
+            parts,
+            GenerateSettings(
+                settings.deadlines.default,
+                settings.deadlines.maximum,
+                limits.json_values,
+                max(settings.delivery.stall_timeout, settings.delivery.max_lag) + ANSWER_SLACK,
+                limits.gone_probe_interval,
+            ),
+            self.live,
+        )
+        door = Door(
+            DoorSettings(self._via, int(time.time())),
+            self.keyring,
+            generator,
+            self.books,
+            tuple(self.fleet.routes),
+            self.not_ready,
+            lambda: self._refusal,
+        )
+        return HttpServer(
+            door,
+            self.watch,
+            ServerLimits(
+                limits.connections,
+                limits.head_bytes,
+                limits.head_count,
+                limits.head_timeout,
+                limits.body_bytes,
+                limits.body_timeout,
+                limits.keep_alive,
+                limits.unplaced_bytes,
+            ),
+            self.report_bug,
+            lambda: self._refusal is not None,
+        )
+
+    @property
+    def _via(self) -> str:
+        return f"trio-gateway-{self.boot_id}"
+
+    def _permits(self) -> trio.Semaphore:
+        """One permit a connection, never more than descriptors allow: each may need one upstream too."""
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        fitting = max((allowed - SPARE_DESCRIPTORS) // 2, 1)
+        wanted = self.settings.limits.connections
+        if fitting < wanted:
+            self._log.write(
+                "warning", "fewer_connections", wanted=wanted, possible=fitting, descriptors=allowed
+            )
+        return trio.Semaphore(min(wanted, fitting))
+
+
+async def _wait_at_most(seconds: float, hurry: trio.Event) -> None:
+    with trio.move_on_after(seconds):
+        await hurry.wait()
+
+
+def _exit_for_sure_after(seconds: float) -> None:
+    """End the process even if a thread, a file or a library never lets go."""
+    last_resort = threading.Timer(seconds, os._exit, (0,))
+    last_resort.daemon = True
+    last_resort.start()
+
+
+def _address_of(listener: trio.SocketListener) -> str:
+    name = listener.socket.getsockname()
+    if isinstance(name, tuple):
+        host = f"[{name[0]}]" if ":" in name[0] else name[0]
+        return f"http://{host}:{name[1]}"
+    return f"unix:{name}"
+
+
+def _make_fleet(settings: Settings) -> Fleet:
+    return Fleet(
+        [_make_worker(worker) for worker in settings.workers],
+        [
+            Route(model.id, model.upstream, tuple(worker.id for worker in settings.workers_of(model)))
+            for model in settings.models
+        ],
+        trio.current_time,
+        settings.retry.backoff,
+    )
+
+
+def _make_worker(worker: WorkerSettings) -> Worker:
+    endpoint = worker.endpoint
+    return Worker(
+        id=worker.id,
+        url=worker.url,
+        dialect=DIALECTS[worker.kind],
+        host=endpoint.host or "localhost",
+        port=endpoint.port or 0,
+        authority=endpoint.authority,
+        prefix=endpoint.prefix,
+        slots=worker.slots,
+        cancel_grace=worker.cancel_grace,
+        socket_path=endpoint.socket_path,
+        tls=ssl.create_default_context(cadata=worker.ca_pem) if endpoint.scheme == "https" else None,
+        api_key=worker.api_key.get_secret_value() if worker.api_key is not None else None,
+        weight=worker.weight,
+        labels=frozenset(worker.labels),
+    )
+
+
+def _make_keyring(settings: Settings) -> Keyring:
+    tenants = {tenant.id: _make_tenant(tenant) for tenant in settings.tenants}
+    keys = [(key.digest, key.id, tenants[tenant.id]) for tenant in settings.tenants for key in tenant.keys]
+    return Keyring(keys, tenants.values())
+
+
+def _make_tenant(tenant: TenantSettings) -> Tenant:
+    return Tenant(
+        id=tenant.id,
+        weight=tenant.weight,
+        tiers=tuple(tenant.tiers),
+        models=frozenset(tenant.models),
+        default_timeout=tenant.default_timeout,
+        max_timeout=tenant.max_timeout,
+        engine_fields=tenant.engine_fields,
+    )
+
+
+def _share(tenant: TenantSettings) -> TenantShare:
+    return TenantShare(tenant.max_concurrency, tenant.max_queued)
+
+
+def _exchange_limits(settings: Settings) -> ExchangeLimits:
+    return ExchangeLimits(
+        first_token=settings.deadlines.first_token,
+        between_events=settings.deadlines.between_events,
+        max_attempts=settings.retry.max_attempts,
+        buffer_bytes=settings.delivery.buffer_bytes,
+        stall_timeout=settings.delivery.stall_timeout,
+        max_lag=settings.delivery.max_lag,
+        heartbeat_after=settings.stream.heartbeat_after,
+        heartbeat_while_queued=settings.stream.heartbeat_while_queued,
+        error_style=settings.stream.error_style,
+        event_bytes=settings.limits.event_bytes,
+        answer_bytes=settings.limits.answer_bytes,
+        expose_worker=settings.server.expose_worker,
+    )
+
+
+def _counts(books: Books) -> dict[str, list[tuple[list[str], int]]]:
+    """Counters with their labels, for metrics."""
+
+    def rows(counter: Counter[Any]) -> list[tuple[list[str], int]]:
+        return [
+            ([str(part) for part in key] if isinstance(key, tuple) else [str(key)], value)
+            for key, value in counter.items()
+        ]
+
+    return {
+        name: rows(getattr(books, name))
+        for name in ("requests", "turned_away", "failures", "cancellations", "retries", "tokens")
+    }

@@ -1,0 +1,184 @@
+"""The record of one exchange, and the tally from which it is written once."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..contract import Ending, InternalRequest, Phase
+from ..wire._answers import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One exchange, settled. Times are seconds of the wall clock; tokens None where nobody knows."""
+
+    exchange_id: str
+    client_request_id: str | None
+    boot_id: str
+    tenant: str
+    key_id: str | None
+    operation: str
+    model: str
+    stream: bool
+    tier: str
+    worker: str | None
+    attempts: int
+    arrived_at: float
+    placed_at: float | None
+    upstream_opened_at: float | None
+    headers_at: float | None
+    first_content_at: float | None
+    last_content_at: float | None
+    settled_at: float
+    outcome: str
+    phase: str
+    code: str | None
+    status: int | None
+    tokens_prompt: int | None
+    tokens_cached: int | None
+    tokens_generated: int | None
+    tokens_delivered: int | None
+    tokens_acknowledged: int | None
+    usage_source: str
+    events_delivered: int
+    bytes_delivered: int
+    events_dropped: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Answer the record as JSON values."""
+        return asdict(self)
+
+
+class Tally:
+    """What happens to one exchange, counted while it happens.
+
+    Attributes:
+        sent: cumulative bytes handed to the client, framing included, at the end
+            of each event; with ``tokens`` beside it this tells afterwards which
+            events had arrived.
+    """
+
+    def __init__(self) -> None:
+        self.worker: str | None = None
+        self.attempts = 0
+        self.placed: float | None = None
+        self.opened: float | None = None
+        self.headers: float | None = None
+        self.first_content: float | None = None
+        self.last_content: float | None = None
+        self.status: int | None = None
+        self.usage: Usage | None = None
+        self.events = 0
+        self.content_events = 0
+        self.events_delivered = 0
+        self.bytes_delivered = 0
+        self.dropped = 0
+        self.committed = False
+        self.acknowledged: int | None = None
+
+    def phase(self) -> Phase:
+        """Tell what the client has."""
+        if self.committed:
+            return Phase.AFTER_CONTENT
+        if self.headers is not None:
+            return Phase.BEFORE_CONTENT
+        return Phase.QUEUED if self.placed is None else Phase.BEFORE_HEADERS
+
+    def tokens_generated(self) -> tuple[int | None, str]:
+        """Tokens that the engine made, and who says so."""
+        if self.usage is not None and self.usage.generated is not None:
+            # Continuous usage may lag behind the events that came after it.
+            return self.usage.generated, "engine"
+        return (self.content_events, "estimated") if self.content_events else (None, "none")
+
+    def tokens_delivered(self, delivered_all: bool) -> int | None:
+        """Tokens in the events that the client's kernel acknowledged."""
+        generated, source = self.tokens_generated()
+        if generated is None or delivered_all:
+            return generated
+        if source == "estimated" or not self.events:
+            return min(self.events_delivered, generated)
+        return min(generated, generated * self.events_delivered // self.events)
+
+    def record(
+        self, request: InternalRequest, ending: Ending, boot_id: str, now: float, wall: float
+    ) -> Record:
+        """Write the record.
+
+        Args:
+            now: Trio clock; ``wall``: the wall clock at the same moment.
+        """
+
+        def at(moment: float | None) -> float | None:
+            return None if moment is None else round(wall - (now - moment), 6)
+
+        generated, source = self.tokens_generated()
+        delivered = self.tokens_delivered(ending.outcome == "completed")
+        usage = self.usage or Usage()
+        return Record(
+            exchange_id=request.exchange_id,
+            client_request_id=request.client_request_id,
+            boot_id=boot_id,
+            tenant=request.tenant,
+            key_id=request.key_id,
+            operation=request.operation.name,
+            model=request.model,
+            stream=request.stream,
+            tier=request.tier,
+            worker=self.worker,
+            attempts=self.attempts,
+            arrived_at=round(wall - (now - request.arrived), 6),
+            placed_at=at(self.placed),
+            upstream_opened_at=at(self.opened),
+            headers_at=at(self.headers),
+            first_content_at=at(self.first_content),
+            last_content_at=at(self.last_content),
+            settled_at=round(wall, 6),
+            outcome=ending.outcome.value,
+            phase=self.phase().value,
+            code=ending.problem.code if ending.problem else None,
+            status=self.status,
+            tokens_prompt=usage.prompt,
+            tokens_cached=usage.cached,
+            tokens_generated=generated,
+            tokens_delivered=delivered,
+            tokens_acknowledged=self.acknowledged,
+            usage_source=source,
+            events_delivered=self.events_delivered,
+            bytes_delivered=self.bytes_delivered,
+            events_dropped=self.dropped,
+        )
+
+
+class EventMarks:
+    """Where events end in the bytes that a client's socket accepted.
+
+    Kept only for the newest bytes, which its kernel may not have acknowledged
+    yet; what is older is a count. Lets *delivered* be told in whole events.
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[int] = []
+        self._before = 0
+
+    def add(self, start: int, piece: bytes) -> None:
+        """Note the events that end in ``piece``, whose first byte has the offset ``start``."""
+        at = piece.find(b"\n\n")
+        while at >= 0:
+            self._ends.append(start + at + 2)
+            at = piece.find(b"\n\n", at + 2)
+
+    def forget(self, acknowledged: int) -> None:
+        """Drop the marks of events that end at or before ``acknowledged``, and keep their count."""
+        gone = bisect_right(self._ends, acknowledged)
+        self._before += gone
+        del self._ends[:gone]
+
+    def delivered(self, acknowledged: int) -> int:
+        """How many events end at or before ``acknowledged``."""
+        return self._before + bisect_right(self._ends, acknowledged)
+
+    def __len__(self) -> int:
+        return len(self._ends)

@@ -1,0 +1,6 @@
+"""What the process tells about itself: log lines and metrics."""
+
+from ._log import Log
+from ._metrics import METRICS_TYPE, render_metrics
+
+__all__ = ["METRICS_TYPE", "Log", "render_metrics"]

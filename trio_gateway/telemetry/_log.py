@@ -1,0 +1,88 @@
+"""Structured log lines, written by one thread so that a stuck reader never stops the loop."""
+
+from __future__ import annotations
+
+import datetime
+import queue
+import threading
+import traceback
+from typing import IO, Any, Final
+
+import msgspec
+
+LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+MAX_WAITING: Final = 10_000  # lines; further ones are dropped and counted
+CLOSE_LIMIT: Final = 2.0  # seconds
+
+
+class Log:
+    """Writes one line per event to a stream.
+
+    Args:
+        style: ``json``, or ``console`` for people.
+        level: the least severe that is written.
+
+    Attributes:
+        dropped: lines that were lost because the stream does not take them.
+    """
+
+    def __init__(self, stream: IO[str], style: str = "json", level: str = "info") -> None:
+        self._stream = stream
+        self._style = style
+        self._least = LEVELS[level]
+        self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
+        self.dropped = 0
+        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
+        self._thread.start()
+
+    def write(self, level: str, event: str, **fields: Any) -> None:
+        """Queue a line; never waits."""
+        if LEVELS[level] < self._least:
+            return
+        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        line = {"at": at, "level": level, "event": event, **fields}
+        try:
+            self._lines.put_nowait(self._render(line))
+        except queue.Full:
+            self.dropped += 1
+
+    def exception(self, event: str, exc: BaseException, **fields: Any) -> None:
+        """Queue an error line that says where an exception came from, without its values' contents."""
+        frames = [
+            f"{f.filename.rpartition('/')[2]}:{f.lineno} {f.name}"
+            for f in traceback.extract_tb(exc.__traceback__)
+        ]
+        if isinstance(exc, BaseExceptionGroup):
+            causes = [repr(type(e)) for e in exc.exceptions]
+            for inner in exc.exceptions:
+                frames += [
+                    f"{f.filename.rpartition('/')[2]}:{f.lineno} {f.name}"
+                    for f in traceback.extract_tb(inner.__traceback__)
+                ]
+            fields["causes"] = causes
+        self.write("error", event, error=type(exc).__name__, frames=frames[-12:], **fields)
+
+    def close(self) -> None:
+        """Write what waits, for a bounded time."""
+        try:
+            self._lines.put(None, timeout=CLOSE_LIMIT)
+        except queue.Full:
+            return
+        self._thread.join(CLOSE_LIMIT)
+
+    def _render(self, line: dict[str, Any]) -> str:
+        if self._style == "json":
+            return msgspec.json.encode(line, enc_hook=str).decode()
+        rest = " ".join(
+            f"{key}={value}" for key, value in line.items() if key not in ("at", "level", "event")
+        )
+        return f"{line['at']} {line['level']:<7} {line['event']} {rest}".rstrip()
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                self._stream.write(line + "\n")
+                if self._lines.empty():
+                    self._stream.flush()
+            except (OSError, ValueError):
+                self.dropped += 1

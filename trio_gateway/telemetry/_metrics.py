@@ -1,0 +1,98 @@
+"""Metrics for Prometheus, rendered from the counters that exist anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+METRICS_TYPE: Final = CONTENT_TYPE_LATEST
+_PREFIX: Final = "trio_gateway_"
+
+
+def render_metrics(statistics: dict[str, Any]) -> bytes:
+    """Write the page of one moment.
+
+    Args:
+        statistics: as `Gateway.statistics` answers it; every label is from a
+            configured or otherwise bounded set.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Snapshot(statistics))
+    return generate_latest(registry)
+
+
+class _Snapshot:
+    """A collector over one set of figures."""
+
+    def __init__(self, statistics: dict[str, Any]) -> None:
+        self._now = statistics
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        now = self._now
+        counts = now["counts"]
+        yield _counter("requests", "Accepted requests that ended.", counts["requests"])
+        yield _counter(
+            "turned_away", "Requests that were answered or left before acceptance.", counts["turned_away"]
+        )
+        yield _counter("failures", "Exchanges that failed.", counts["failures"])
+        yield _counter("cancellations", "Exchanges that were ended from outside.", counts["cancellations"])
+        yield _counter("retries", "Attempts that went back to the queue.", counts["retries"])
+        yield _counter("tokens", "Tokens by tenant, model and kind.", counts["tokens"])
+        leases = GaugeMetricFamily(_PREFIX + "leases", "Slots in use.", labels=["worker", "state"])
+        faults = CounterMetricFamily(
+            _PREFIX + "worker_faults", "Attempts that failed by the worker.", labels=["worker"]
+        )
+        attempts = CounterMetricFamily(_PREFIX + "worker_attempts", "Attempts made.", labels=["worker"])
+        for worker in now["workers"]:
+            leases.add_metric([worker["id"], "held"], worker["held"])
+            leases.add_metric([worker["id"], "draining"], worker["draining"])
+            faults.add_metric([worker["id"]], worker["faults"])
+            attempts.add_metric([worker["id"]], worker["attempts"])
+        yield leases
+        yield faults
+        yield attempts
+        yield _gauge("queue_depth", "Requests that wait.", now["queue"]["depth"])
+        yield _gauge("queue_bytes", "Bytes of bodies that wait.", now["queue"]["bytes"])
+        depth = GaugeMetricFamily(
+            _PREFIX + "tenant_queue_depth", "Requests that wait, by tenant.", labels=["tenant"]
+        )
+        for tenant, value in now["queue"]["tenants"].items():
+            depth.add_metric([tenant], value)
+        yield depth
+        yield _gauge("running", "Exchanges that hold or held a worker and are not settled.", now["running"])
+        yield _gauge("connections", "Open client connections.", now["connections"])
+        yield _gauge("buffered_bytes", "Bytes of answers that wait for clients.", now["buffered_bytes"])
+        yield _gauge(
+            "conservation_error",
+            "Equations that do not hold; 0, or a bug.",
+            len(now["conservation"]["errors"]),
+        )
+        build = GaugeMetricFamily(_PREFIX + "build_info", "The running version.", labels=["version"])
+        build.add_metric([now["version"]], 1)
+        yield build
+
+
+_LABELS: Final = {
+    "requests": ["operation", "model", "tenant", "outcome"],
+    "turned_away": ["code"],
+    "failures": ["phase", "code"],
+    "cancellations": ["cause", "phase"],
+    "retries": ["reason"],
+    "tokens": ["tenant", "model", "kind"],
+}
+
+
+def _counter(name: str, text: str, counts: list[tuple[list[str], int]]) -> CounterMetricFamily:
+    family = CounterMetricFamily(_PREFIX + name, text, labels=_LABELS[name])
+    for labels, value in counts:
+        family.add_metric(labels, value)
+    return family
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(_PREFIX + name, text, value=value)

@@ -1,0 +1,50 @@
+"""From a presented key to its tenant, in time that does not depend on how close a guess was."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ._tenant import ANONYMOUS, Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request."""
+
+    tenant: Tenant
+    key_id: str | None
+
+
+class Keyring:
+    """All keys, stored as SHA-256 of the whole key.
+
+    Args:
+        keys: (SHA-256 of the key, key id, tenant).
+        tenants: all of them; none: everybody is anonymous.
+    """
+
+    def __init__(self, keys: Iterable[tuple[bytes, str, Tenant]], tenants: Iterable[Tenant]) -> None:
+        self._callers = {stored: (stored, Caller(tenant, key_id)) for stored, key_id, tenant in keys}
+        self.tenants = {tenant.id: tenant for tenant in tenants}
+        self._anonymous = None if self.tenants else Caller(Tenant(ANONYMOUS), None)
+        if self._anonymous is not None:
+            self.tenants[ANONYMOUS] = self._anonymous.tenant
+
+    @property
+    def open(self) -> bool:
+        """Whether no key is asked for; credentials that clients send anyway are ignored."""
+        return self._anonymous is not None
+
+    def find(self, key: bytes | None) -> Caller | None:
+        """Answer who a key belongs to; None: nobody."""
+        if self._anonymous is not None:
+            return self._anonymous
+        if key is None:
+            return None
+        digest = hashlib.sha256(key).digest()
+        # The lookup sees hashes of high-entropy secrets only, so its timing tells nothing of a key.
+        stored, caller = self._callers.get(digest, (b"", None))
+        return caller if hmac.compare_digest(stored, digest) else None

@@ -1,0 +1,262 @@
+"""One HTTP/1.1 connection to an engine, and the one answer that is read on it at a time."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol, Self, final
+
+import trio
+
+from ..errors import BadFraming, EngineProtocolError, UpstreamFailed, UpstreamFault
+from ..wire._http1 import UNTIL_CLOSE, BodyReader, HeadBuffer, ResponseHead, parse_response_head
+from ._dial import Stream, try_send
+
+READ_SIZE: Final = 64 * 1024
+MAX_HEAD_BYTES: Final = 64 * 1024
+MAX_HEADERS: Final = 100
+_INFLATED_PIECE: Final = 64 * 1024
+_WINDOW_BITS: Final = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
+
+
+class Decoder(Protocol):
+    """Takes a content coding off, in bounded pieces."""
+
+    def decompress(self, data: bytes, max_length: int = ...) -> bytes:
+        """Answer at most ``max_length`` bytes."""
+
+    @property
+    def unconsumed_tail(self) -> bytes:
+        """What has to be fed again."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the coded data is whole."""
+
+
+@final
+class Connection:
+    """A connected stream with its place in the life of requests.
+
+    Attributes:
+        reused: at least one exchange went well on it before.
+        silent: no byte of the current answer has come yet.
+        idle_since: when it was last given back.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.reused = False
+        self.silent = True
+        self.idle_since = 0.0
+        self._sent_whole = True
+
+    @property
+    def sent_whole(self) -> bool:
+        """Whether all of the last request was written."""
+        return self._sent_whole
+
+    def send(self, head: bytes, body: bytes, nursery: trio.Nursery) -> None:
+        """Write a request; what the socket does not take at once is sent by a task of ``nursery``.
+
+        A failed write is not reported: what the engine answered by then matters more.
+        """
+        data = head + body if len(body) <= READ_SIZE else head
+        rest = data[self._write(data) :]
+        if len(data) == len(head) and body:
+            tail = memoryview(body)
+            if not rest:
+                tail = tail[self._write(body[:READ_SIZE]) :]
+        else:
+            tail = memoryview(b"")
+        self._sent_whole = not rest and not tail
+        if not self._sent_whole:
+            nursery.start_soon(self._send_rest, rest, tail)
+
+    def _write(self, data: bytes) -> int:
+        try:
+            return try_send(self.stream, data)
+        except trio.BrokenResourceError:
+            return len(data)
+
+    async def _send_rest(self, rest: bytes, tail: memoryview) -> None:
+        try:
+            if rest:
+                await self.stream.send_all(rest)
+            if tail:
+                await self.stream.send_all(tail)
+            self._sent_whole = True
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the reader sees why
+
+    async def receive_head(self) -> tuple[ResponseHead, bytes]:
+        """Read up to the final response head; answers it and what was read behind it.
+
+        Raises:
+            UpstreamFailed: BROKEN before a whole head, or MALFORMED.
+        """
+        self.silent = True
+        buffer = HeadBuffer(MAX_HEAD_BYTES)
+        while True:
+            try:
+                head = buffer.next_head()
+                if head is not None:
+                    answer = parse_response_head(head, MAX_HEADERS)
+                    if answer.status >= 200:
+                        return answer, buffer.take_rest()
+                    if answer.status == 101:
+                        raise EngineProtocolError("an upgrade that nobody asked for")
+                    continue
+            except (EngineProtocolError, BadFraming) as exc:
+                raise UpstreamFailed(UpstreamFault.MALFORMED, str(exc)) from None
+            data = await self._receive()
+            if not data:
+                raise UpstreamFailed(UpstreamFault.BROKEN, "closed before a whole response head")
+            self.silent = False
+            buffer.feed(data)
+
+    async def _receive(self) -> bytes:
+        try:
+            return bytes(await self.stream.receive_some(READ_SIZE))
+        except trio.BrokenResourceError as exc:
+            raise UpstreamFailed(UpstreamFault.BROKEN, f"the connection broke: {exc.__cause__}") from None
+
+    async def receive_body(self) -> bytes:
+        """Answer the next raw bytes; ``b""`` at the end of the connection.
+
+        Raises:
+            UpstreamFailed: BROKEN.
+        """
+        return await self._receive()
+
+    def abort(self) -> None:
+        """Close at once, without a word. Idempotent, never waits."""
+        transport = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
+        transport.socket.close()
+
+
+@final
+class Answer:
+    """One answer on a connection. Leaving the ``with`` block hands the connection back or closes it.
+
+    Args:
+        engine_done: called once when the message was read to its proper end.
+        give_back: takes a connection that may be used again.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        head: ResponseHead,
+        rest: bytes,
+        engine_done: Callable[[], None],
+        give_back: Callable[[Connection], None],
+    ) -> None:
+        self.status: Final = head.status
+        self._connection = connection
+        self._head = head
+        self._body = BodyReader(head.body)
+        self._first = rest
+        self._engine_done = engine_done
+        self._give_back = give_back
+        self._decoder = _decoder(head)
+        self._coded: deque[bytes] = deque()
+        if self._body.ended:
+            self._body.rest, self._first = rest, b""
+            engine_done()
+
+    def header(self, name: bytes) -> bytes | None:
+        """See EngineAnswer."""
+        return self._head.header(name)
+
+    @property
+    def ended(self) -> bool:
+        """See EngineAnswer."""
+        return self._body.ended and not self._coded
+
+    async def receive(self) -> bytes:
+        """See EngineAnswer."""
+        while True:
+            if self._coded:
+                piece = self._inflate()
+                if piece:
+                    await trio.lowlevel.checkpoint()
+                    return piece
+                continue
+            if self._body.ended:
+                self._check_coding_ended()
+                return b""
+            data, self._first = self._first, b""
+            if not data:
+                data = await self._connection.receive_body()
+                if not data:
+                    self._closed_by_engine()
+                    continue
+            piece = self._unframe(data)
+            if piece and self._decoder is None:
+                return piece
+            if piece:
+                self._coded.append(piece)
+
+    def _unframe(self, data: bytes) -> bytes:
+        try:
+            pieces = self._body.feed(data)
+        except EngineProtocolError as exc:
+            raise UpstreamFailed(UpstreamFault.MALFORMED, str(exc)) from None
+        if self._body.ended:
+            self._engine_done()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _closed_by_engine(self) -> None:
+        if not self._body.close():
+            raise UpstreamFailed(UpstreamFault.BROKEN, "closed before the end of its message")
+        self._engine_done()
+
+    def _inflate(self) -> bytes:
+        """Take the coding off, at most 64 KiB at a time, so that a small body can not blow up."""
+        assert self._decoder is not None
+        data = self._coded.popleft()
+        try:
+            piece = self._decoder.decompress(data, _INFLATED_PIECE)
+        except zlib.error as exc:
+            raise UpstreamFailed(UpstreamFault.MALFORMED, f"the content coding is broken: {exc}") from None
+        if self._decoder.unconsumed_tail:
+            self._coded.appendleft(self._decoder.unconsumed_tail)
+        return piece
+
+    def _check_coding_ended(self) -> None:
+        if self._decoder is not None and not self._decoder.eof:
+            raise UpstreamFailed(UpstreamFault.MALFORMED, "the content coding was cut")
+
+    def __enter__(self) -> Self:
+        """See EngineAnswer."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """See EngineAnswer."""
+        clean = (
+            self.ended
+            and not self._body.rest
+            and self._head.keep_alive
+            and self._head.body != UNTIL_CLOSE
+            and self._connection.sent_whole
+        )
+        if clean:
+            self._give_back(self._connection)
+        else:
+            self._connection.abort()
+
+
+def _decoder(head: ResponseHead) -> Decoder | None:
+    """Make what takes the content coding off.
+
+    Raises:
+        UpstreamFailed: MALFORMED, the coding is none that we read.
+    """
+    coding = (head.header(b"content-encoding") or b"identity").strip().lower()
+    if coding == b"identity":
+        return None
+    if coding not in _WINDOW_BITS:
+        raise UpstreamFailed(UpstreamFault.MALFORMED, f"content coding {coding!r} was not asked for")
+    return zlib.decompressobj(_WINDOW_BITS[coding])

@@ -1,0 +1,94 @@
+"""Connecting to a worker: TCP, TLS or a unix socket, with a bounded receive buffer."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Final
+
+import trio
+
+from ..contract import Worker
+from ..errors import UpstreamFailed, UpstreamFault
+
+Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
+
+_KEEP_ALIVE: Final = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+
+
+async def dial(worker: Worker, limit: float, receive_buffer: int) -> Stream:
+    """Connect to a worker.
+
+    Args:
+        limit: seconds for name, TCP and TLS together.
+        receive_buffer: bytes of kernel memory for what the engine sends ahead; set
+            before connecting, since the window is agreed on then.
+
+    Raises:
+        UpstreamFailed: UNREACHABLE, for whatever reason.
+    """
+    with trio.move_on_after(limit):
+        try:
+            return await _open(worker, receive_buffer)
+        except (OSError, trio.BrokenResourceError, ValueError) as exc:
+            raise UpstreamFailed(UpstreamFault.UNREACHABLE, f"{worker.id}: {exc}") from None
+    raise UpstreamFailed(UpstreamFault.UNREACHABLE, f"{worker.id}: no connection within {limit} s")
+
+
+async def _open(worker: Worker, receive_buffer: int) -> Stream:
+    if worker.socket_path is not None:
+        return await _connect(socket.AF_UNIX, worker.socket_path, receive_buffer)
+    stream = await _first_that_answers(worker.host, worker.port, receive_buffer)
+    if worker.tls is None:
+        return stream
+    try:
+        secured = trio.SSLStream(stream, worker.tls, server_hostname=worker.host, https_compatible=True)
+        await secured.do_handshake()
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    return secured
+
+
+async def _first_that_answers(host: str, port: int, receive_buffer: int) -> trio.SocketStream:
+    found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    last: OSError | None = None
+    for family, _, _, _, address in found:
+        try:
+            return await _connect(family, address, receive_buffer)
+        except OSError as exc:
+            last = exc
+    raise last or OSError("the name has no address")
+
+
+async def _connect(family: int, address: object, receive_buffer: int) -> trio.SocketStream:
+    sock = trio.socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        if family != socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEP_ALIVE:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        await sock.connect(address)
+        return trio.SocketStream(sock)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def try_send(stream: Stream, data: bytes) -> int:
+    """Write what the socket takes at once; answers how many bytes. TLS takes none this way."""
+    if isinstance(stream, trio.SSLStream):
+        return 0
+    try:
+        return os.write(stream.socket.fileno(), data)
+    except BlockingIOError:
+        return 0
+    except OSError as exc:
+        raise trio.BrokenResourceError from exc
+
+
+def has_ended_or_spoken(stream: Stream) -> bool:
+    """Whether an idle connection can not be reused: closed by the peer, or bytes wait that nobody asked for."""
+    transport = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+    return transport.socket.is_readable()

@@ -1,0 +1,105 @@
+"""Engines that speak the OpenAI-compatible HTTP API: how an attempt is sent to them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from ..contract import InternalRequest, LeasePort, Worker
+from ..errors import UpstreamFailed, UpstreamFault
+from ..wire._http1 import Header, write_request_head
+from ..wire._requests import internal_body
+from ._connection import Answer, Connection
+from ._dial import dial
+from ._pool import ConnectionPool
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamLimits:
+    """Seconds to connect (name, TCP and TLS), and bytes of the kernel's receive buffer."""
+
+    connect: float
+    receive_buffer: int
+
+
+class HttpEngine:
+    """Opens attempts over HTTP/1.1. See EnginePort.
+
+    Args:
+        via: our name in the ``Via`` header, by which a loop is found.
+        salt: secret from which each tenant's cache salt is made.
+    """
+
+    def __init__(self, pool: ConnectionPool, limits: UpstreamLimits, via: str, salt: bytes) -> None:
+        self._pool = pool
+        self._limits = limits
+        self._via: Final = via.encode("ascii")
+        self._salt = salt
+
+    async def open(
+        self, request: InternalRequest, lease: LeasePort, attempt_id: str, nursery: trio.Nursery
+    ) -> Answer:
+        """See EnginePort."""
+        worker = lease.worker
+        body = internal_body(request, worker.dialect, attempt_id, self._salt_of(request.tenant))
+        head = self._head(request, worker, attempt_id, len(body))
+        connection = self._pool.take(worker)
+        if connection is not None:
+            try:
+                return await self._exchange(connection, worker, lease, head, body, nursery)
+            except _DiedIdle:
+                pass  # it had been closed while nobody looked: nothing was executed
+        connection = Connection(await dial(worker, self._limits.connect, self._limits.receive_buffer))
+        return await self._exchange(connection, worker, lease, head, body, nursery)
+
+    async def _exchange(
+        self,
+        connection: Connection,
+        worker: Worker,
+        lease: LeasePort,
+        head: bytes,
+        body: bytes,
+        nursery: trio.Nursery,
+    ) -> Answer:
+        try:
+            lease.engine_started()
+            connection.send(head, body, nursery)
+            answer, rest = await connection.receive_head()
+            return Answer(connection, answer, rest, lease.engine_done, lambda c: self._pool.give(worker, c))
+        except UpstreamFailed as failure:
+            connection.abort()
+            if connection.reused and connection.silent and failure.fault is UpstreamFault.BROKEN:
+                lease.engine_done()
+                raise _DiedIdle from None
+            raise
+        except BaseException:
+            connection.abort()
+            raise
+
+    def _head(self, request: InternalRequest, worker: Worker, attempt_id: str, length: int) -> bytes:
+        accept = b"text/event-stream" if request.stream else b"application/json"
+        headers: list[Header] = [
+            (b"Host", worker.authority.encode("ascii")),
+            (b"Content-Type", b"application/json"),
+            (b"Content-Length", b"%d" % length),
+            (b"Accept", accept),
+            (b"Accept-Encoding", b"identity"),
+            (b"Via", b"1.1 " + self._via),
+        ]
+        if worker.api_key is not None:
+            headers.append((b"Authorization", b"Bearer " + worker.api_key.encode("latin-1")))
+        if worker.dialect.request_id_header is not None:
+            headers.append((worker.dialect.request_id_header, attempt_id.encode("ascii")))
+        headers += request.trace
+        target = (worker.prefix + request.operation.path).encode("ascii")
+        return write_request_head(b"POST", target, headers)
+
+    def _salt_of(self, tenant: str) -> str:
+        return hashlib.blake2b(tenant.encode(), key=self._salt, digest_size=16).hexdigest()
+
+
+class _DiedIdle(Exception):
+    """A reused connection died before any byte of an answer."""

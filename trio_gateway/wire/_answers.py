@@ -1,0 +1,202 @@
+"""What engines say: buffered answers, errors in all their shapes, usage. Sans-IO."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from ..contract import Operation
+from ..errors import EngineProtocolError
+from ._json import join_members, raw_members
+
+MAX_MESSAGE_BYTES: Final = 1024
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|outofmemory|cuda error: memory|hip out of memory|kv cache is full", re.I
+)
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the engine counted them; None where it did not say."""
+
+    prompt: int | None = None
+    cached: int | None = None
+    generated: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineError:
+    """An engine's own error, in whatever shape it came, made safe to pass on.
+
+    Attributes:
+        status: HTTP status, or the class that an in-band error claims.
+        message: at most 1 KiB, printable; empty if the engine said nothing.
+    """
+
+    status: int
+    message: str = ""
+    type: str | None = None
+    code: str | None = None
+    param: str | None = None
+    out_of_memory: bool = False
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _UsageHolder(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    finish_reason: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
+    object: Any = None
+
+
+_answer = msgspec.json.Decoder(_Answer)
+_usage_holder = msgspec.json.Decoder(_UsageHolder)
+_any = msgspec.json.Decoder()
+
+
+def _usage(found: _Usage | None) -> Usage | None:
+    if found is None:
+        return None
+    details = found.prompt_tokens_details
+    return Usage(found.prompt_tokens, details.cached_tokens if details else None, found.completion_tokens)
+
+
+def read_usage(data: bytes) -> Usage | None:
+    """Read the usage of an event or answer; None if there is none to be read."""
+    try:
+        return _usage(_usage_holder.decode(data).usage)
+    except msgspec.MsgspecError:
+        return None
+
+
+def judge_answer(body: bytes, operation: Operation, choices: int) -> Usage | EngineError | None:
+    """Judge a whole 200 body.
+
+    Answers its usage, or the error that it holds.
+
+    Raises:
+        EngineProtocolError: it is no JSON object, or lacks a finished choice.
+    """
+    try:
+        answer = _answer.decode(body)
+    except msgspec.MsgspecError:
+        raise EngineProtocolError("the answer is not the JSON that was asked for") from None
+    if _is_error(answer.error, answer.object):
+        return read_error(body, None)
+    if operation.choices:
+        finished = {c.index for c in answer.choices or () if c.finish_reason}
+        if len(finished) < choices:
+            raise EngineProtocolError("the answer has a choice without a finish reason")
+        if any(c.finish_reason in NO_FINISH for c in answer.choices or ()):
+            raise EngineProtocolError("the engine gave a choice up")
+    return _usage(answer.usage)
+
+
+# Finish reasons that say that the engine stopped, not that the answer is whole.
+NO_FINISH: Final = frozenset({"abort", "error"})
+
+
+def _is_error(error: msgspec.Raw, kind: object) -> bool:
+    if kind == "error":
+        return True
+    return bytes(error).strip() not in (b"", b"null", b"false", b"0", b'""', b"{}", b"[]")
+
+
+def read_error(body: bytes, status: int | None, secrets: tuple[str, ...] = ()) -> EngineError:
+    """Read an error body or event: nested, flat, a string, or no JSON at all.
+
+    Args:
+        status: of the HTTP answer; None for an error in a 200, which names its own.
+        secrets: texts that must not be passed on.
+    """
+    try:
+        value = _any.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        value = body.decode("utf-8", "replace")
+    error = value
+    if isinstance(value, dict):
+        error = value.get("error") or value
+        if isinstance(error, str):
+            error = {**value, "message": error}
+    if not isinstance(error, dict):
+        error = {"message": error if isinstance(error, str) else ""}
+    text = body[: 64 * 1024].decode("utf-8", "replace")
+    return EngineError(
+        status=status if status is not None else _claimed_status(error, value),
+        message=_message(error, secrets),
+        type=_label(error.get("type")),
+        code=_label(error.get("code")),
+        param=_label(error.get("param")),
+        out_of_memory=_OUT_OF_MEMORY.search(text) is not None,
+    )
+
+
+def _claimed_status(error: dict[str, Any], outer: object) -> int:
+    for holder in (error, outer):
+        if not isinstance(holder, dict):
+            continue
+        for key in ("code", "status", "http_status_code"):
+            value = holder.get(key)
+            if isinstance(value, str) and value.isascii() and value.isdigit():
+                value = int(value)
+            if isinstance(value, int) and not isinstance(value, bool) and 400 <= value < 600:
+                return value
+    return 500
+
+
+def _message(error: dict[str, Any], secrets: tuple[str, ...]) -> str:
+    for key in ("message", "detail", "error", "msg"):
+        value = error.get(key)
+        if isinstance(value, str) and value:
+            for secret in secrets:
+                value = value.replace(secret, "***")
+            return _clip(_UNPRINTABLE.sub(" ", value))
+    return ""
+
+
+def _clip(text: str) -> str:
+    return text.encode("utf-8", "replace")[:MAX_MESSAGE_BYTES].decode("utf-8", "ignore")
+
+
+def _label(value: object) -> str | None:
+    if isinstance(value, str) and 0 < len(value) <= 64 and value.isprintable():
+        return value
+    return None
+
+
+def rename_model(data: bytes, upstream: str, public: str) -> bytes:
+    """Put the public name at ``model``; every other byte of a value stays as it was."""
+    members = raw_members(data)
+    if members.get("model") != msgspec.json.encode(upstream):
+        return data
+    members["model"] = msgspec.json.encode(public)
+    return join_members(members)
+
+
+def drop_usage(data: bytes) -> bytes:
+    """Take ``usage`` out of an event."""
+    members = raw_members(data)
+    members.pop("usage", None)
+    return join_members(members)

@@ -1,0 +1,389 @@
+"""HTTP/1.1 heads and body framing (RFC 9112), both directions. Sans-IO.
+
+Heads are cut out and checked here, then parsed by h11: what two parsers could
+read differently is refused before any parser's opinion. Bodies are unframed
+here, because a token costs one chunk and that is the hot path.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import h11
+
+from ..errors import BadFraming, EngineProtocolError
+
+Header = tuple[bytes, bytes]
+
+MAX_CHUNK_LINE: Final = 1024  # a size of 16 digits and some extension
+MAX_TRAILER_BYTES: Final = 8 * 1024
+
+_BARE_LINE_END = re.compile(rb"\r(?!\n)|(?<!\r)\n")
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
+_DIGITS = re.compile(rb"[0-9]{1,18}")
+_ONCE = frozenset({b"content-length", b"host", b"authorization", b"content-type"})
+CHUNKED: Final = -1
+UNTIL_CLOSE: Final = -2
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """A client's request head. ``body`` is a length in bytes, or `CHUNKED`."""
+
+    method: str
+    target: str
+    version: bytes
+    headers: tuple[Header, ...]
+    body: int
+    keep_alive: bool
+    expects_continue: bool
+
+    @property
+    def path(self) -> str:
+        """The target without its query, not normalised."""
+        return self.target.partition("?")[0]
+
+    def header(self, name: bytes) -> bytes | None:
+        """Value of the first header ``name`` (lower case)."""
+        return next((value for key, value in self.headers if key == name), None)
+
+    def all(self, name: bytes) -> list[bytes]:
+        """Values of all headers ``name`` (lower case)."""
+        return [value for key, value in self.headers if key == name]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """An engine's response head. ``body`` is a length, `CHUNKED` or `UNTIL_CLOSE`."""
+
+    status: int
+    headers: tuple[Header, ...]
+    body: int
+    keep_alive: bool
+
+    def header(self, name: bytes) -> bytes | None:
+        """Value of the first header ``name`` (lower case)."""
+        return next((value for key, value in self.headers if key == name), None)
+
+
+class HeadBuffer:
+    """Gathers bytes until a head is whole.
+
+    Args:
+        max_bytes: of one head, the final blank line included.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max = max_bytes
+        self._data = bytearray()
+        self._searched = 0
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def feed(self, data: bytes) -> None:
+        """Take in bytes."""
+        self._data += data
+
+    def take_rest(self) -> bytes:
+        """Give out all bytes that are left, as what follows a head."""
+        rest = bytes(self._data)
+        self._data.clear()
+        self._searched = 0
+        return rest
+
+    def skip_blank_lines(self) -> None:
+        """Drop empty lines in front of a request line (RFC 9112 2.2)."""
+        while self._data.startswith(b"\r\n"):
+            del self._data[:2]
+
+    def next_head(self) -> bytes | None:
+        """Answer a whole head, blank line included, or None when more bytes are needed.
+
+        Raises:
+            BadFraming: it is too large (``headers_too_large``), or has a bare
+                CR or LF or a control character, which is said as soon as it is seen.
+        """
+        end = self._data.find(b"\r\n\r\n", max(self._searched - 3, 0))
+        seen = self._data if end < 0 else self._data[: end + 4]
+        if len(seen) > self._max:
+            raise BadFraming(f"the head is over {self._max} bytes", "headers_too_large")
+        part = bytes(seen[max(self._searched - 1, 0) :])
+        # A CR that ends what has been read may be half of a CRLF.
+        _check_characters(part[:-1] if end < 0 and part.endswith(b"\r") else part, self._searched > 0)
+        self._searched = len(self._data)
+        if end < 0:
+            return None
+        del self._data[: end + 4]
+        self._searched = 0
+        return bytes(seen)
+
+
+def _check_characters(part: bytes, continued: bool) -> None:
+    bad = _BARE_LINE_END.search(part, 1 if continued and part.startswith(b"\n") else 0)
+    if bad is not None:
+        raise BadFraming("a bare CR or LF in the head")
+    if _CONTROL.search(part) is not None:
+        raise BadFraming("a control character in the head")
+
+
+class HeadParser(Protocol):
+    """The small port behind which h11 and httptools are interchangeable."""
+
+    def request(self, head: bytes) -> tuple[bytes, bytes, bytes, list[Header]]:
+        """Parse a whole request head: method, target, version (``1.1``), headers in lower case.
+
+        Raises:
+            BadFraming: the grammar is violated.
+        """
+
+    def response(self, head: bytes) -> tuple[int, bytes, list[Header]]:
+        """Parse a whole response head: status, version, headers in lower case.
+
+        Raises:
+            EngineProtocolError: the grammar is violated.
+        """
+
+
+class H11Parser:
+    """Heads by h11."""
+
+    def request(self, head: bytes) -> tuple[bytes, bytes, bytes, list[Header]]:
+        """See `HeadParser`."""
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=len(head) + 1)
+        connection.receive_data(head)
+        try:
+            event = connection.next_event()
+        except h11.RemoteProtocolError as exc:
+            raise BadFraming(f"the head is malformed: {exc}") from None
+        if not isinstance(event, h11.Request):
+            raise BadFraming("the head is malformed")
+        return event.method, event.target, event.http_version, list(event.headers)
+
+    def response(self, head: bytes) -> tuple[int, bytes, list[Header]]:
+        """See `HeadParser`."""
+        connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=len(head) + 1)
+        connection.receive_data(head)
+        try:
+            event = connection.next_event()
+        except h11.RemoteProtocolError as exc:
+            raise EngineProtocolError(f"the response head is malformed: {exc}") from None
+        if not isinstance(event, h11.Response | h11.InformationalResponse):
+            raise EngineProtocolError("the response head is malformed")
+        return event.status_code, event.http_version, list(event.headers)
+
+
+H11: Final[HeadParser] = H11Parser()
+
+
+def parse_request_head(head: bytes, max_headers: int, parser: HeadParser = H11) -> RequestHead:
+    """Judge a client's head by section 3 of RFC 9112 and our own stricter rules.
+
+    Raises:
+        BadFraming: ``bad_framing``, or ``headers_too_large`` for too many headers.
+    """
+    if head.count(b"\r\n") - 2 > max_headers:
+        raise BadFraming(f"more than {max_headers} headers", "headers_too_large")
+    if b"\r\n " in head or b"\r\n\t" in head:
+        raise BadFraming("a folded header")
+    method, target, version, headers = parser.request(head)
+    if version not in (b"1.1", b"1.0"):
+        raise BadFraming("the HTTP version is not known here")
+    _check_repeated(headers)
+    if version == b"1.1" and not any(name == b"host" for name, _ in headers):
+        raise BadFraming("the Host header is missing")
+    if any(byte > 0x7E for byte in target):
+        raise BadFraming("the target is not ASCII")
+    body = _request_body(headers, version)
+    tokens = _connection_tokens(headers)
+    return RequestHead(
+        method.decode("ascii"),
+        target.decode("ascii"),
+        version,
+        tuple(headers),
+        max(body, CHUNKED),
+        (version == b"1.1" and b"close" not in tokens) or (version == b"1.0" and b"keep-alive" in tokens),
+        version == b"1.1" and any(n == b"expect" and v.lower() == b"100-continue" for n, v in headers),
+    )
+
+
+def _check_repeated(headers: list[Header]) -> None:
+    seen: set[bytes] = set()
+    for name, _ in headers:
+        if name in _ONCE and name in seen:
+            raise BadFraming(f"the {name.decode('ascii')} header is repeated")
+        seen.add(name)
+
+
+def _connection_tokens(headers: list[Header]) -> set[bytes]:
+    return {t.strip().lower() for n, v in headers if n == b"connection" for t in v.split(b",")}
+
+
+def _request_body(headers: list[Header], version: bytes) -> int:
+    coding = [v for n, v in headers if n == b"transfer-encoding"]
+    length = next((v for n, v in headers if n == b"content-length"), None)
+    if coding:
+        if length is not None:
+            raise BadFraming("both Content-Length and Transfer-Encoding")
+        if version == b"1.0" or len(coding) > 1 or coding[0].lower() != b"chunked":
+            raise BadFraming("the transfer coding is not chunked alone")
+        return CHUNKED
+    if length is None:
+        return 0
+    if not _DIGITS.fullmatch(length):
+        raise BadFraming("the Content-Length is no number")
+    return int(length)
+
+
+def parse_response_head(head: bytes, max_headers: int, parser: HeadParser = H11) -> ResponseHead:
+    """Judge an engine's head.
+
+    Raises:
+        EngineProtocolError: it is malformed or its framing is ambiguous.
+    """
+    if head.count(b"\r\n") - 2 > max_headers:
+        raise EngineProtocolError(f"more than {max_headers} response headers")
+    status, version, headers = parser.response(head)
+    coding = [v.lower() for n, v in headers if n == b"transfer-encoding"]
+    lengths = {v for n, v in headers if n == b"content-length"}
+    tokens = _connection_tokens(headers)
+    keep_alive = version == b"1.1" and b"close" not in tokens
+    if status < 200 or status in (204, 304):
+        return ResponseHead(status, tuple(headers), 0, keep_alive)
+    if coding:
+        if lengths or coding != [b"chunked"]:
+            raise EngineProtocolError("the framing of the response is ambiguous")
+        return ResponseHead(status, tuple(headers), CHUNKED, keep_alive)
+    if not lengths:
+        return ResponseHead(status, tuple(headers), UNTIL_CLOSE, False)
+    if len(lengths) > 1 or not _DIGITS.fullmatch(next(iter(lengths))):
+        raise EngineProtocolError("the Content-Length of the response is no number")
+    return ResponseHead(status, tuple(headers), int(next(iter(lengths))), keep_alive)
+
+
+class BodyReader:
+    """Takes the framing off one message body.
+
+    Args:
+        body: length in bytes, `CHUNKED` or `UNTIL_CLOSE`.
+
+    Attributes:
+        ended: the body was read to its proper end; ``rest`` has what followed it.
+    """
+
+    def __init__(self, body: int) -> None:
+        self.ended = body == 0
+        self.rest = b""
+        self._chunked = body == CHUNKED
+        self._until_close = body == UNTIL_CLOSE
+        self._left = max(body, 0)
+        self._line = b""
+        self._in_trailer = False
+        self._trailer_bytes = 0
+        self._after_data = False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take in bytes and answer the pieces of body in them.
+
+        Raises:
+            EngineProtocolError: the chunk framing is malformed.
+        """
+        if self.ended:
+            self.rest += data
+            return []
+        if self._chunked:
+            return self._feed_chunked(data)
+        if self._until_close:
+            return [data]
+        piece, more = data[: self._left], data[self._left :]
+        self._left -= len(piece)
+        if not self._left:
+            self.ended, self.rest = True, more
+        return [piece]
+
+    def close(self) -> bool:
+        """Take the end of the connection; answers whether that is a proper end of the body."""
+        if self._until_close:
+            self.ended = True
+        return self.ended
+
+    def _feed_chunked(self, data: bytes) -> list[bytes]:
+        pieces: list[bytes] = []
+        at, size = 0, len(data)
+        while at < size and not self.ended:
+            if self._left:
+                piece = data[at : at + self._left] if at or self._left < size else data
+                pieces.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+                self._after_data = not self._left
+                continue
+            end = data.find(b"\n", at)
+            if end < 0:
+                self._keep_line(data[at:])
+                return pieces
+            self._step(self._line + data[at : end + 1] if self._line else data[at : end + 1])
+            self._line = b""
+            at = end + 1
+        if self.ended:
+            self.rest = data[at:]
+        return pieces
+
+    def _keep_line(self, part: bytes) -> None:
+        self._line += part
+        if len(self._line) > MAX_CHUNK_LINE:
+            raise EngineProtocolError("a chunk line is too long")
+
+    def _step(self, line: bytes) -> None:
+        """Take one line of framing, its line end included."""
+        if not line.endswith(b"\r\n"):
+            raise EngineProtocolError("a bare LF in the chunk framing")
+        if self._after_data:
+            if line != b"\r\n":
+                raise EngineProtocolError("a chunk is longer than its size")
+            self._after_data = False
+        elif self._in_trailer:
+            self._trailer_bytes += len(line)
+            if self._trailer_bytes > MAX_TRAILER_BYTES:
+                raise EngineProtocolError("the trailer is too long")
+            self.ended = line == b"\r\n"
+        else:
+            size = _CHUNK_SIZE.fullmatch(line, 0, len(line) - 2)
+            if size is None or len(line) > MAX_CHUNK_LINE:
+                raise EngineProtocolError("a chunk size is malformed")
+            self._left = int(size[1], 16)
+            self._in_trailer = not self._left
+
+
+def write_chunk(data: bytes) -> bytes:
+    """Frame one chunk; ``data`` is not empty."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+LAST_CHUNK: Final = b"0\r\n\r\n"
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_REASONS: Final = {
+    200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
+    405: "Method Not Allowed", 408: "Request Timeout", 409: "Conflict", 413: "Content Too Large",
+    415: "Unsupported Media Type", 422: "Unprocessable Content", 426: "Upgrade Required",
+    429: "Too Many Requests", 431: "Request Header Fields Too Large", 500: "Internal Server Error",
+    502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout", 508: "Loop Detected",
+}  # fmt: skip
+
+
+def write_response_head(status: int, headers: list[tuple[str, str]]) -> bytes:
+    """Write a response head; names and values are ours, so latin-1 without line ends."""
+    lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+def write_request_head(method: bytes, target: bytes, headers: list[Header]) -> bytes:
+    """Write a request head; the caller guarantees values without line ends."""
+    lines = [method + b" " + target + b" HTTP/1.1"]
+    lines += [name + b": " + value for name, value in headers]
+    return b"\r\n".join([*lines, b"", b""])

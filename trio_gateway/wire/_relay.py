@@ -1,0 +1,273 @@
+"""The relay core: an engine's event stream in, the client's event stream out. Sans-IO.
+
+A token costs a scan and no decoding: an event is decoded only where a marker
+(finish, usage, error) is found in it, and before the commit. What leaves here
+are whole events in canonical form, ready to be framed.
+
+States: events are *held* until the first that commits; then they pass; after
+`done` or `fault` nothing is read any more.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from ..errors import EngineProtocolError
+from ._answers import NO_FINISH, EngineError, Usage, drop_usage, read_error, read_usage, rename_model
+from ._sse import Event, EventReader, write_event
+
+_decode = msgspec.json.Decoder().decode
+_FINISH: Final = b'"finish_reason"'
+_NO_FINISH_YET: Final = b'"finish_reason":null'
+_USAGE_AT_END = re.compile(rb',\s*"usage"\s*:\s*\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}\s*\}\s*\Z')
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*([0-9]{1,12})')
+_MODEL_EARLY = re.compile(
+    rb'\{\s*(?:"(?:id|object|created|system_fingerprint)"\s*:\s*(?:"[^"\\]*"|[0-9]+|null)\s*,\s*)*"model"\s*:\s*("[^"\\]*")'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamShape:
+    """What one caller asked for, as far as the stream's form goes.
+
+    Attributes:
+        choices: choices that must finish before the answer counts as whole.
+        wants_usage: a usage event at the end passes on.
+        wants_running_usage: usage inside other events passes on.
+        upstream_model, public_model: edited in events if they differ.
+        max_event_bytes: bound of one event.
+    """
+
+    choices: int
+    wants_usage: bool
+    wants_running_usage: bool
+    upstream_model: str
+    public_model: str
+    max_event_bytes: int
+
+
+class StreamRelay:
+    """One attempt's stream.
+
+    Attributes:
+        committed: an event with content was handed out.
+        done: the engine said ``[DONE]``.
+        fault: an error in the stream, or EngineProtocolError text as 502.
+        aborted: a choice ended with ``abort``; the engine gave it up.
+        events: events handed out; ``content_events`` of them carry output.
+        progress: events with data seen, held ones included.
+        dropped: events that engines send and clients must not see.
+    """
+
+    def __init__(self, shape: StreamShape) -> None:
+        self._shape = shape
+        self._reader = EventReader(shape.max_event_bytes)
+        self._rename = shape.upstream_model != shape.public_model
+        self._upstream_name = msgspec.json.encode(shape.upstream_model)
+        self._public_name = msgspec.json.encode(shape.public_model)
+        self._held: list[bytes] = []
+        self._finished: set[int] = set()
+        self._usage_event: bytes | None = None
+        self.committed = False
+        self.done = False
+        self.fault: EngineError | None = None
+        self.aborted = False
+        self.events = 0
+        self.content_events = 0
+        self.progress = 0
+        self.noise = 0
+
+    @property
+    def dropped(self) -> int:
+        """Blocks without data, and events whose data is neither an object nor ``[DONE]``."""
+        return self.noise + self._reader.dropped
+
+    @property
+    def all_finished(self) -> bool:
+        """Whether every expected choice has its finish reason."""
+        return len(self._finished) >= self._shape.choices and self.fault is None and not self.aborted
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is read from the engine's stream."""
+        return self.done or self.fault is not None or self.aborted
+
+    @property
+    def usage(self) -> Usage | None:
+        """The last usage that the engine reported."""
+        return None if self._usage_event is None else read_usage(self._usage_event)
+
+    @property
+    def tokens(self) -> int | None:
+        """Generated tokens by the last usage; None if it reported none."""
+        if self._usage_event is None:
+            return None
+        found = _COMPLETION_TOKENS.search(self._usage_event)
+        return int(found[1]) if found else None
+
+    def feed(self, data: bytes) -> bytes:
+        """Take in bytes of the engine and answer whole events for the client.
+
+        Events in front of an error or of ``[DONE]`` are part of the answer; the
+        error and ``[DONE]`` themselves are not, the caller says them.
+        """
+        if self.over:
+            return b""
+        if self.committed and not self._rename and self._plain(data):
+            count = data.count(b"\n\n")
+            self.events += count
+            self.content_events += count
+            self.progress += count
+            return data
+        try:
+            events = self._reader.feed(data)
+        except EngineProtocolError as exc:
+            self.fault = EngineError(502, str(exc), code="engine_protocol_error")
+            return b""
+        out: list[bytes] = []
+        for event in events:
+            if not self._take(event, out):
+                break
+        return b"".join(out)
+
+    def end(self) -> None:
+        """Take the proper end of the engine's message: a last ``[DONE]`` may lack its blank line."""
+        last = self._reader.end()
+        if not self.over and last is not None and last.data.strip() == b"[DONE]":
+            self.done = True
+
+    def _plain(self, data: bytes) -> bool:
+        """Whether the bytes are whole events in canonical form that need no decoding."""
+        if (
+            not data.startswith(b"data: {")
+            or not data.endswith(b"}\n\n")
+            or b"\r" in data
+            or b'"error"' in data
+            or b'"usage"' in data
+            or not self._reader.at_boundary
+        ):
+            return False
+        count = data.count(b"\n\n")
+        return (
+            data.count(b"\n") == 2 * count
+            and data.count(b"\n\ndata: {") == count - 1
+            and data.count(_FINISH) == data.count(_NO_FINISH_YET)
+            and len(data) <= self._shape.max_event_bytes
+        )
+
+    def _take(self, event: Event, out: list[bytes]) -> bool:
+        """Take one event; answers whether more may follow."""
+        data = event.data
+        if event.name == b"error":
+            self.fault = read_error(data, None)
+            return False
+        if not data.startswith(b"{"):
+            data = data.strip()
+            if data == b"[DONE]":
+                self.done = True
+                return False
+            if not data.startswith(b"{"):
+                self.noise += 1
+                return True
+        self.progress += 1
+        return self._take_object(data, out)
+
+    def _take_object(self, data: bytes, out: list[bytes]) -> bool:
+        usage_only = False
+        if (
+            not self.committed
+            or b'"error"' in data
+            or b'"usage"' in data
+            or data.count(_FINISH) != data.count(_NO_FINISH_YET)
+        ):
+            value = self._decode(data)
+            if value is None or self._is_fault(value, data) or not self._read_choices(value):
+                return False
+            usage_only = self._read_usage(value, data)
+            if usage_only and not self._shape.wants_usage:
+                return True
+            data = self._without_usage(value, data, usage_only)
+        self._pass(data, usage_only, out)
+        return True
+
+    def _decode(self, data: bytes) -> dict[str, Any] | None:
+        try:
+            value = _decode(data)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            value = None
+        if not isinstance(value, dict):
+            self.fault = EngineError(502, "an event is not valid JSON", code="engine_protocol_error")
+            return None
+        return value
+
+    def _is_fault(self, value: dict[str, Any], data: bytes) -> bool:
+        if value.get("error") or value.get("object") == "error":
+            self.fault = read_error(data, None)
+            return True
+        return False
+
+    def _read_usage(self, value: dict[str, Any], data: bytes) -> bool:
+        """Remember the event's usage; answers whether it carries nothing else."""
+        if not value.get("usage"):
+            return False
+        self._usage_event = data
+        return not value.get("choices")
+
+    def _read_choices(self, value: dict[str, Any]) -> bool:
+        """Note finishes and the commit; False: the engine gave a choice up."""
+        commits = bool(value.get("prompt_progress"))
+        choices = value.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if not isinstance(choice, dict):
+                continue
+            reason = choice.get("finish_reason")
+            if reason in NO_FINISH:
+                self.aborted = True
+                return False
+            if reason is not None:
+                index = choice.get("index")
+                self._finished.add(index if isinstance(index, int) else 0)
+            commits = commits or reason is not None or _has_output(choice)
+        if commits:
+            self.committed = True
+        return True
+
+    def _without_usage(self, value: dict[str, Any], data: bytes, usage_only: bool) -> bytes:
+        if usage_only or not value.get("usage") or self._shape.wants_running_usage:
+            return data
+        found = _USAGE_AT_END.search(data)
+        return data[: found.start()] + b"}" if found else drop_usage(data)
+
+    def _pass(self, data: bytes, usage_only: bool, out: list[bytes]) -> None:
+        if self._rename:
+            data = self._renamed(data)
+        if not self.committed:
+            self._held.append(write_event(data))
+            return
+        if self._held:
+            out.extend(self._held)
+            self.events += len(self._held)
+            self._held.clear()
+        self.events += 1
+        self.content_events += not usage_only
+        out.append(write_event(data))
+
+    def _renamed(self, data: bytes) -> bytes:
+        found = _MODEL_EARLY.match(data)
+        if found is None:
+            return rename_model(data, self._shape.upstream_model, self._shape.public_model)
+        if found[1] != self._upstream_name:
+            return data
+        return data[: found.start(1)] + self._public_name + data[found.end(1) :]
+
+
+def _has_output(choice: dict[str, Any]) -> bool:
+    """Whether a choice carries anything that a client would call output."""
+    if choice.get("text") or choice.get("logprobs") or choice.get("token_ids"):
+        return True
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and any(value for key, value in delta.items() if key != "role")

@@ -1,0 +1,173 @@
+"""The public bodies, as the OpenAI API reference shapes them; nothing else reads them.
+
+Only the fields that the gateway acts on are typed. All others pass to the
+engine as the caller's bytes, so that a new sampling option needs no release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..contract import COMPLETIONS, EMBEDDINGS, Dialect, InternalRequest, Operation
+from ..errors import Problem, Refused
+from ._json import Json, join_members, raw_members
+
+MAX_CHOICES: Final = 128
+_Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, hide_input_in_errors=True)
+
+
+class _StreamOptions(_Fields):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class _Acted(_Fields):
+    """What the gateway itself acts on; ``null`` equals absent for optional fields."""
+
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: _Tokens | None = None
+    max_completion_tokens: _Tokens | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBody:
+    """What a caller's body says to the gateway.
+
+    Attributes:
+        members: the top-level fields as bytes.
+        choices: choices that the answer must finish.
+    """
+
+    model: str
+    stream: bool
+    n: int
+    choices: int
+    wants_usage: bool
+    wants_running_usage: bool
+    members: dict[str, bytes]
+
+
+def model_of(value: dict[str, Json]) -> str:
+    """Name the model, which is judged before all other fields.
+
+    Raises:
+        Refused: it is missing or no string.
+    """
+    name = value.get("model")
+    if name is None:
+        raise _missing("model")
+    if not isinstance(name, str) or not name:
+        raise _wrong("model", "must be a string that is not empty")
+    return name
+
+
+def read_body(operation: Operation, value: dict[str, Json], body: bytes) -> ReadBody:
+    """Check the fields that the gateway acts on.
+
+    Raises:
+        Refused: ``missing_field`` or ``invalid_value``, with the field as ``param``.
+    """
+    try:
+        acted = _Acted.model_validate(value)
+    except ValidationError as exc:
+        raise _explain(exc) from None
+    stream = acted.stream or False
+    if stream and not operation.streams:
+        raise _wrong("stream", f"is not possible for {operation.name}")
+    prompts = _inputs(operation, value)
+    options = acted.stream_options or _StreamOptions()
+    return ReadBody(
+        model=acted.model,
+        stream=stream,
+        n=acted.n or 1,
+        choices=prompts * (acted.n or 1) if operation.choices else 0,
+        wants_usage=bool(options.include_usage),
+        wants_running_usage=bool(options.include_usage and options.continuous_usage_stats),
+        members=raw_members(body),
+    )
+
+
+def forbidden_field(members: dict[str, bytes], fields: frozenset[str]) -> str | None:
+    """Answer the first field that steers the engine itself, unless it is null."""
+    return next((key for key, raw in members.items() if key in fields and raw.strip() != b"null"), None)
+
+
+def internal_body(request: InternalRequest, dialect: Dialect, attempt_id: str, salt: str) -> bytes:
+    """Write the body that the engine gets: the caller's fields, and our identity.
+
+    Args:
+        salt: keeps the prefix caches of tenants apart, where the engine can.
+    """
+    members = dict(request.members)
+    if request.upstream_model != request.model:
+        members["model"] = msgspec.json.encode(request.upstream_model)
+    if request.stream:
+        members["stream_options"] = _ask_for_usage(members.get("stream_options"), dialect.running_usage)
+    if dialect.request_id_field is not None:
+        members[dialect.request_id_field] = msgspec.json.encode(attempt_id)
+    if dialect.cache_salt:
+        members["cache_salt"] = msgspec.json.encode(salt)
+    return join_members(members)
+
+
+def _ask_for_usage(asked: bytes | None, running: bool) -> bytes:
+    options = {} if asked is None or asked.strip() == b"null" else raw_members(asked)
+    options["include_usage"] = b"true"
+    if running:
+        options["continuous_usage_stats"] = b"true"
+    return join_members(options)
+
+
+def _inputs(operation: Operation, value: dict[str, Json]) -> int:
+    """Check that there is something to do, and answer for how many prompts."""
+    given = value.get(operation.input)
+    if given is None:
+        raise _missing(operation.input)
+    if operation in (COMPLETIONS, EMBEDDINGS):
+        return _prompts(operation.input, given)
+    if not isinstance(given, list) or not given or not all(isinstance(item, dict) for item in given):
+        raise _wrong(operation.input, "must be an array of messages that is not empty")
+    return 1
+
+
+def _prompts(field: str, given: Json) -> int:
+    """Count prompts: a string or a list of token ids is one, a list of those is many."""
+    if isinstance(given, str):
+        return 1
+    if isinstance(given, list) and given:
+        if all(isinstance(item, int) and not isinstance(item, bool) for item in given):
+            return 1
+        if all(isinstance(item, str) for item in given) or all(isinstance(item, list) for item in given):
+            return len(given)
+        if all(isinstance(item, dict) for item in given):
+            return len(given)
+    raise _wrong(field, "must be a string, an array of strings, or arrays of token ids")
+
+
+def _explain(error: ValidationError) -> Refused:
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return _missing(param)
+    return _wrong(param, first["msg"][:1].lower() + first["msg"][1:])
+
+
+def _missing(param: str) -> Refused:
+    return Refused(Problem.of("missing_field", f"'{param}' is missing", param=param))
+
+
+def _wrong(param: str, why: str) -> Refused:
+    return Refused(Problem.of("invalid_value", f"'{param}' {why}", param=param))
