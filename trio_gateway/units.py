@@ -75,5 +75,5 @@ def format_size(size: int) -> str:
 def _split(text: str, *, example: str) -> tuple[Fraction, str]:
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise ValueError(f"write a number and a unit, such as {example!r}")
+        raise ValueError(f'write a number and a unit, such as "{example}"')
     return Fraction(match[1]), match[2]

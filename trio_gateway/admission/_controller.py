@@ -72,6 +72,9 @@ class Slots(Protocol):
     def can_ever_fit(self, request: InternalRequest) -> bool:
         """Whether some worker is large enough."""
 
+    def rejection(self, model: str) -> int:
+        """Status with which the model's workers said that they have no room."""
+
     def retry_after(self, model: str) -> float | None:
         """Seconds that the model's workers asked to be left alone."""
 
@@ -388,12 +391,17 @@ class Admission:
         at = self._slots.tries_at(ticket.model, ticket.without)
         if at is not None and at < ticket.limit:
             return False
-        problem = ticket.last or Problem.of(
-            "engine_overloaded", "all workers of this model said they have no room"
-        )
+        problem = ticket.last or self._no_room(ticket.model)
         self.withdraw(ticket)
         ticket.refuse(self.with_retry_after(problem, ticket.model))
         return True
+
+    def _no_room(self, model: str) -> Problem:
+        """What the workers said to those who asked them, for one who needs not ask any more."""
+        problem = Problem.of("engine_overloaded", "all workers of this model said they have no room")
+        if self._slots.rejection(model) == 429:
+            return problem.but(status=429, type="rate_limit_error")
+        return problem
 
     def _add(self, ticket: Ticket) -> None:
         ticket.queued = True

@@ -80,7 +80,10 @@ class Document:
         node: Any = self.tree
         path: Path = ()
         for step in override.key[:-1]:
+            is_new = isinstance(node, dict) and step not in node
             node, path = _descend(node, path, step, folded=override.folded)
+            if is_new:
+                self.origins[path] = override.origin
         last = override.key[-1]
         match node:
             case dict():

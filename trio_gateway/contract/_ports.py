@@ -156,8 +156,10 @@ class FleetPort(Protocol):
     def output(self, worker: Worker, model: str) -> None:
         """The worker gave output: whatever held it back is over."""
 
-    def rejected(self, worker: Worker, model: str, retry_after: float | None, began: float) -> None:
-        """The worker said it has no room, to an attempt placed at ``began``."""
+    def rejected(
+        self, worker: Worker, model: str, status: int, retry_after: float | None, began: float
+    ) -> None:
+        """The worker said it has no room (429 or 503), to an attempt placed at ``began``."""
 
     def fault(self, worker: Worker, model: str) -> None:
         """The worker failed in a way that counts against it."""

@@ -266,7 +266,7 @@ class Exchange:
             if failure.fault:
                 fleet.fault(worker, model)
             if failure.rejected:
-                fleet.rejected(worker, model, failure.retry_after, began)
+                fleet.rejected(worker, model, failure.problem.status, failure.retry_after, began)
         return failure
 
     async def _try_worker(self, lease: LeasePort) -> Failure | None:

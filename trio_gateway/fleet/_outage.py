@@ -22,6 +22,7 @@ class Outage:
 
     def __init__(self, first_pause: float) -> None:
         self._first_pause = first_pause
+        self.status = 503  # the class of the last rejection
         self._until: float | None = None
         self._named = False  # the worker said itself how long
         self._began = 0.0
@@ -45,13 +46,14 @@ class Outage:
         """Seconds until the next trial; 0 if none are left."""
         return 0.0 if self._until is None else max(self._until - now, 0.0)
 
-    def rejected(self, now: float, retry_after: float | None, placed_at: float) -> None:
+    def rejected(self, now: float, status: int, retry_after: float | None, placed_at: float) -> None:
         """Take a rejection of an attempt that was placed at ``placed_at``.
 
         Attempts placed before the outage began tell nothing new, so a burst of
         rejections counts as one.
         """
         self._trial = False
+        self.status = status
         if self._until is not None and placed_at <= self._began and retry_after is None:
             return
         if retry_after is not None:

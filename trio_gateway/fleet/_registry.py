@@ -164,10 +164,12 @@ class Fleet:
                 del outages[model]
             self.changed()
 
-    def rejected(self, worker: Worker, model: str, retry_after: float | None, began: float) -> None:
+    def rejected(
+        self, worker: Worker, model: str, status: int, retry_after: float | None, began: float
+    ) -> None:
         """See FleetPort."""
         outage = self.books[worker.id].outages.setdefault(model, Outage(self._first_pause))
-        outage.rejected(self._now(), retry_after, began)
+        outage.rejected(self._now(), status, retry_after, began)
         self.changed()
 
     def fault(self, worker: Worker, model: str) -> None:
@@ -179,6 +181,11 @@ class Fleet:
         if (outage := self.books[worker.id].outages.get(model)) is not None:
             outage.trial_over()
             self.changed()
+
+    def rejection(self, model: str) -> int:
+        """The class in which the model's workers said that they have no room: 429 if any of them did, else 503."""
+        classes = {b.outages[model].status for b in self.serving(model) if model in b.outages}
+        return 429 if 429 in classes else 503
 
     def retry_after(self, model: str) -> float | None:
         """Longest outage still running among the model's workers, in seconds."""
