@@ -1,0 +1,82 @@
+"""What `check-config` tells of a configuration that can be used."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.config.reading import HASH, MODEL, TENANT, WORKER
+from trio_gateway.config import ConfigurationError, explain, load_settings
+
+
+def explained(folder: Path, text: str, *overrides: str, **environ: str) -> str:
+    file = folder / "gateway.toml"
+    file.write_text(text)
+    return explain(file, environ, overrides)
+
+
+def test_each_value_is_told_with_the_place_that_it_comes_from(tmp_path: Path) -> None:
+    told = explained(
+        tmp_path,
+        WORKER + MODEL + '[log]\nlevel = "error"\n[limits]\nbody_bytes = 1048576\n',
+        "limits.connections=7",
+        TRIO_GATEWAY__WORKERS__GPU_0__SLOTS="3",
+    )
+    values = dict(re.findall(r"^(\S+ = .*?) +# (.*)$", told, re.MULTILINE))
+    assert values['id = "gpu-0"'] == "gateway.toml:2"
+    assert values['url = "http://127.0.0.1:8000"'] == "gateway.toml:3"
+    assert values["slots = 3"] == "TRIO_GATEWAY__WORKERS__GPU_0__SLOTS"
+    assert values["cancel_grace = 0.5"] == "default"
+    assert values['level = "error"'] == "gateway.toml:8"
+    assert values['format = "json"'] == "default"
+    assert values['body_bytes = "1 MiB"'] == "gateway.toml:10"
+    assert values["connections = 7"] == "--set"
+    assert values["heartbeat_while_queued = false"] == "default"
+
+
+def test_the_first_lines_tell_the_totals_and_what_may_surprise(tmp_path: Path) -> None:
+    second = WORKER.replace("gpu-0", "gpu-1")
+    lonely = "[[tenants]]\nid = 'locked'\nkeys = []\n"
+    told = explained(tmp_path, WORKER + second + MODEL + 'workers = ["gpu-1"]\n' + TENANT + lonely)
+    assert told.splitlines()[:4] == [
+        f"# {tmp_path / 'gateway.toml'}: no problems. 2 workers with 128 slots, 1 model, 2 tenants.",
+        "# Note: worker gpu-0 serves no model.",
+        "# Note: tenant locked has no key; nobody can use it.",
+        "",
+    ]
+    assert explained(tmp_path, "").splitlines()[1:3] == [
+        "# Note: no worker is configured; /readyz answers 503.",
+        "# Note: no tenant is configured; every caller is served, and keys are ignored.",
+    ]
+
+
+def test_hashes_of_keys_are_hidden(tmp_path: Path) -> None:
+    told = explained(tmp_path, TENANT)
+    assert 'keys = [{id = "k1", hash = "(hidden)"}]' in told
+    assert HASH not in told
+    assert "abab" not in told
+
+
+def test_what_is_told_is_a_configuration_that_means_the_same(tmp_path: Path) -> None:
+    text = (
+        '[server]\nbind = ["[::1]:1", "unix:a\\"b.sock"]\n'
+        + WORKER
+        + 'labels = ["a", "b"]\nweight = 0.1\n'
+        + '[[models]]\nid = "org/a\\u00e9"\nupstream = "b"\nworkers = ["a"]\n'
+        + TENANT
+        + "default_timeout = '1500 ms'\nmax_concurrency = 3\n"
+        + "[limits]\nhead_bytes = 1000\nkeep_alive = 0.1\n[retry]\nbudget_ratio = 0.3333333\n"
+    )
+    told = explained(tmp_path, text).replace("(hidden)", HASH)
+    before = load_settings(tmp_path / "gateway.toml")
+    again = tmp_path / "again.toml"
+    again.write_text(told)
+    assert load_settings(again) == before
+
+
+def test_what_cannot_be_used_is_raised_with_every_problem(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        explained(tmp_path, "[limits]\nconnections = 0\nhead_count = 0\n")
+    assert [problem.line for problem in caught.value.problems] == [2, 3]
