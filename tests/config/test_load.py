@@ -199,6 +199,36 @@ def test_settings_are_read_without_starting_trio() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.parametrize("number", ["9" * 400, "-" + "9" * 4000, "0x" + "f" * 50_000, "1e400", "-nan"])
+@pytest.mark.parametrize("key", ["limits.connections", "limits.body_bytes", "limits.keep_alive", "log.level"])
+def test_a_number_of_any_size_is_judged(key: str, number: str) -> None:
+    (complaint,) = complaints(f"{key} = {number}")
+    assert complaint.startswith(f"t.toml:1: {key}: must be")
+    assert len(complaint) < 200
+
+
+def test_a_number_with_more_digits_than_python_reads_is_told() -> None:
+    text = "9" * 5000
+    assert complaints(f"limits.connections = {text}") == ["t.toml: holds a number with too many digits"]
+    assert complaints("", {}, [f"limits.connections={text}"]) == [
+        "--set: limits.connections: must be a whole number"
+    ]
+
+
+@pytest.mark.parametrize("depth", [1, 10, 100, 200, 400, 500, 900, 2000])
+def test_nesting_of_any_depth_is_judged(depth: int) -> None:
+    allowed = ("t.toml: nested too deeply", "t.toml:1: log.level: must", "t.toml:1: server.bind[0]: must")
+    for text in (
+        "log.level = " + "[" * depth + "]" * depth,
+        "log.level = " + "{a=" * depth + "1" + "}" * depth,
+        "log.level" + ".a" * depth + " = 1",
+        "[log.level" + ".a" * depth + "]",
+        "server.bind = [[" + "{a=[" * depth + "]}" * depth + "]]",
+    ):
+        (complaint,) = complaints(text)
+        assert complaint.startswith(allowed)
+
+
 # Any document ---------------------------------------------------------------------------------------------
 
 WORDS = st.sampled_from(

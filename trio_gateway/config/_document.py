@@ -113,6 +113,8 @@ def parse_document(text: str, name: str) -> Document:
     except tomllib.TOMLDecodeError as error:
         message, line = _split_toml_error(str(error), text)
         raise ConfigurationError([Problem(name, line, "", f"not valid TOML: {message}")]) from None
+    except ValueError:  # Python refuses to read integers of more than 4,300 digits
+        raise ConfigurationError([Problem(name, None, "", "holds a number with too many digits")]) from None
     except RecursionError:
         raise ConfigurationError([Problem(name, None, "", "nested too deeply")]) from None
     return Document(name, tree, {path: Origin(name, line) for path, line in lines.items()})
@@ -156,7 +158,7 @@ def _parse_value(text: str) -> object:
     """Read a TOML value; what is none is a string, so that words and addresses need no quotes."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return text
     return parsed["value"] if len(parsed) == 1 else text
 

@@ -32,6 +32,13 @@ _MESSAGES: Final = {
     "too_short": "must not be empty",
 }
 
+# Digits or characters of a wrong value that are worth repeating.
+_SHORT: Final = 40
+
+# No setting lies deeper than tenants[0].keys[0].hash; what is deeper is unknown as a whole. Without a bound,
+# a dotted key of a thousand parts would end in a RecursionError.
+_DEEPEST: Final = 6
+
 
 @dataclass
 class Report:
@@ -186,7 +193,7 @@ def _report_all(path: Path, error: ValidationError, report: Report) -> None:
         where = (*path, *detail["loc"])
         if detail["type"] == "default_factory_not_called":
             continue  # a consequence of another field's error
-        if detail["type"] == "literal_error" and f"{_general(where)}={detail['input']}" in NOT_YET:
+        if isinstance(detail["input"], str) and f"{_general(where)}={detail['input']}" in NOT_YET:
             continue  # already told
         report.add(where, _message(where, detail))
 
@@ -207,9 +214,14 @@ def _message(where: Path, detail: ErrorDetails) -> str:
 
 def _but_not(given: object) -> str:
     """Repeat what was given, if it is a number or a short word."""
-    if isinstance(given, str):
-        return f", not {quoted(given)}" if len(given) <= 40 else ""
-    return f", not {given:g}" if isinstance(given, int | float) else ""
+    match given:
+        case str() if len(given) <= _SHORT:
+            return f", not {quoted(given)}"
+        case int() if abs(given) < 10**_SHORT:
+            return f", not {given}"
+        case float():
+            return f", not {given:g}"
+    return ""
 
 
 def _did_you_mean(given: object, expected: str) -> str:
@@ -243,6 +255,8 @@ def _without_not_yet(tree: dict[str, Any], report: Report, path: Path = ()) -> d
 
 
 def _copy(value: Any, report: Report, where: Path) -> Any:
+    if len(where) > _DEEPEST:
+        return value
     if isinstance(value, dict):
         return _without_not_yet(value, report, where)
     if isinstance(value, list):
