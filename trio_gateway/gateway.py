@@ -37,11 +37,20 @@ from .edge import (
     open_listeners,
 )
 from .errors import Problem
-from .exchange import SHUT_DOWN, ExchangeLimits, LiveExchanges, Parts, RetryBudget
+from .exchange import (
+    SHUT_DOWN,
+    AttemptLimits,
+    AttemptParts,
+    DeliveryLimits,
+    ExchangeLimits,
+    LiveExchanges,
+    Parts,
+    RetryBudget,
+)
 from .fleet import DIALECTS, DrainKeeper, Fleet, Route
 from .flow import BufferPool
 from .ledger import Books, Record, conservation_errors
-from .telemetry import Log
+from .telemetry import METRICS_TYPE, Log, render_metrics
 from .tenancy import Keyring, Tenant
 from .upstream import ConnectionPool, HttpEngine, UpstreamLimits
 
@@ -102,7 +111,7 @@ class Gateway:
             async with trio.open_nursery() as nursery:
                 for task in (self.watch.run, self.drain.run, self.admission.run, self._sweep):
                     nursery.start_soon(task)
-                app = make_app(self.statistics)
+                app = make_app(self.statistics, render_metrics, METRICS_TYPE)
                 binds = tuple(map(str, self.settings.admin.bind))
                 self.admin_addresses = await nursery.start(serve_admin, app, binds, self.report_bug)
                 accept = AcceptLoop(self._permits(), self.server.serve, self._complain)
@@ -253,21 +262,24 @@ class Gateway:
         settings, limits = self.settings, self.settings.limits
         parts = Parts(
             admission=self.admission,
-            fleet=self.fleet,
-            engine=HttpEngine(
-                self.connections,
-                UpstreamLimits(settings.deadlines.connect, settings.delivery.upstream_receive_buffer),
-                self._via,
-                secrets.token_bytes(32),
+            attempts=AttemptParts(
+                engine=HttpEngine(
+                    self.connections,
+                    UpstreamLimits(settings.deadlines.connect, settings.delivery.upstream_receive_buffer),
+                    self._via,
+                    secrets.token_bytes(32),
+                ),
+                fleet=self.fleet,
+                pool=self.buffers,
+                limits=_attempt_limits(settings),
+                wall=time.time,
             ),
             books=self.books,
-            pool=self.buffers,
             budget=RetryBudget(settings.retry.budget_ratio),
             limits=_exchange_limits(settings),
             boot_id=self.boot_id,
             settled=self._settled,
             bug=self.report_bug,
-            wall=time.time,
         )
         generator = Generator(
             self.fleet,
@@ -397,19 +409,26 @@ def _share(tenant: TenantSettings) -> TenantShare:
     return TenantShare(tenant.max_concurrency, tenant.max_queued)
 
 
-def _exchange_limits(settings: Settings) -> ExchangeLimits:
-    return ExchangeLimits(
+def _attempt_limits(settings: Settings) -> AttemptLimits:
+    return AttemptLimits(
         first_token=settings.deadlines.first_token,
         between_events=settings.deadlines.between_events,
-        max_attempts=settings.retry.max_attempts,
-        buffer_bytes=settings.delivery.buffer_bytes,
-        stall_timeout=settings.delivery.stall_timeout,
-        max_lag=settings.delivery.max_lag,
-        heartbeat_after=settings.stream.heartbeat_after,
-        heartbeat_while_queued=settings.stream.heartbeat_while_queued,
-        error_style=settings.stream.error_style,
         event_bytes=settings.limits.event_bytes,
         answer_bytes=settings.limits.answer_bytes,
+    )
+
+
+def _exchange_limits(settings: Settings) -> ExchangeLimits:
+    return ExchangeLimits(
+        max_attempts=settings.retry.max_attempts,
+        buffer_bytes=settings.delivery.buffer_bytes,
+        delivery=DeliveryLimits(
+            stall_timeout=settings.delivery.stall_timeout,
+            max_lag=settings.delivery.max_lag,
+            heartbeat_after=settings.stream.heartbeat_after,
+        ),
+        heartbeat_while_queued=settings.stream.heartbeat_while_queued,
+        error_style=settings.stream.error_style,
         expose_worker=settings.server.expose_worker,
     )
 

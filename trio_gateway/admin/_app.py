@@ -12,16 +12,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..telemetry import METRICS_TYPE, render_metrics
 
-
-def make_app(statistics: Callable[[], dict[str, Any]]) -> Starlette:
+def make_app(
+    statistics: Callable[[], dict[str, Any]],
+    render_metrics: Callable[[dict[str, Any]], bytes],
+    metrics_type: str,
+) -> Starlette:
     """Build the application.
 
     Args:
         statistics: answers the figures of one moment.
+        render_metrics: writes them for Prometheus, as ``metrics_type``; runs in a thread.
     """
 
+    # Starlette would run plain functions in threads of another event loop.
     async def livez(request: Request) -> Response:
         return _json({"status": "ok"})
 
@@ -31,7 +35,7 @@ def make_app(statistics: Callable[[], dict[str, Any]]) -> Starlette:
     async def metrics(request: Request) -> Response:
         figures = statistics()
         page = await trio.to_thread.run_sync(render_metrics, figures, abandon_on_cancel=True)
-        return Response(page, headers={"content-type": METRICS_TYPE})
+        return Response(page, headers={"content-type": metrics_type})
 
     return Starlette(
         routes=[

@@ -7,13 +7,14 @@ real implementation in one room and a fake in `trio_gateway.testing`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
-
-import trio
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import Problem
 from ._request import InternalRequest
 from ._worker import Worker
+
+if TYPE_CHECKING:
+    import trio
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ class FleetPort(Protocol):
 
 
 class EngineAnswer(Protocol):
-    """One HTTP answer of an engine while it is being read. Leaving ``with`` closes or reuses its connection."""
+    """One HTTP answer of an engine while it is read. Leaving ``with`` closes or reuses its connection."""
 
     @property
     def status(self) -> int:

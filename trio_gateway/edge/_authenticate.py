@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import Problem, Refused
 from ..tenancy import Caller, Keyring
-from ..wire._http1 import RequestHead
+from ..wire import RequestHead
 
 
 def authenticate(head: RequestHead, keyring: Keyring) -> Caller:

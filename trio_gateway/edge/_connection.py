@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from ..errors import ClientGone
-from ..wire._http1 import HeadBuffer
+from ..wire import HeadBuffer
 from ._watch import Hangup
 
 READ_SIZE: Final = 64 * 1024

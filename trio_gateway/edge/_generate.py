@@ -15,9 +15,16 @@ from ..errors import ClientGone, Problem, Refused
 from ..exchange import Exchange, LiveExchanges, Parts
 from ..fleet import Fleet
 from ..tenancy import Caller, Tenant
-from ..wire._http1 import RequestHead
-from ..wire._json import Json, needs_thread, read_object
-from ..wire._requests import ReadBody, forbidden_field, model_of, read_body
+from ..wire import (
+    Json,
+    ReadBody,
+    RequestHead,
+    forbidden_field,
+    model_of,
+    needs_thread,
+    read_body,
+    read_object,
+)
 from ._http_client import HttpClient
 from ._http_server import Incoming
 
@@ -169,7 +176,7 @@ class Generator:
         asked = head.header(b"x-gateway-timeout-ms")
         if asked is None:
             wanted = tenant.default_timeout or self._settings.default_timeout
-        elif asked.isdigit() and 0 < int(asked[:12]):
+        elif asked.isdigit() and int(asked[:12]) > 0:
             wanted = int(asked[:12]) / 1000
         else:
             raise Refused(

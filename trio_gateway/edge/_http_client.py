@@ -13,8 +13,7 @@ import trio
 from ..contract import AnswerHead
 from ..errors import ClientGone, Problem
 from ..ledger import EventMarks
-from ..wire._http1 import CONTINUE, LAST_CHUNK, RequestHead, write_chunk, write_response_head
-from ..wire._sse import HEARTBEAT, write_event
+from ..wire import CONTINUE, HEARTBEAT, LAST_CHUNK, RequestHead, write_chunk, write_event, write_response_head
 from ._connection import Connection
 from ._problems import JSON, problem_body, problem_headers
 

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import trio
 
 from ..errors import BadFraming, ClientGone, Problem, Refused, WireError
-from ..wire._http1 import CHUNKED, CONTINUE, BodyReader, RequestHead, parse_request_head, write_response_head
+from ..wire import CHUNKED, CONTINUE, BodyReader, RequestHead, parse_request_head, write_response_head
 from ._connection import Connection
 from ._problems import JSON, problem_body, problem_headers
 from ._watch import Hangup, HangupWatch

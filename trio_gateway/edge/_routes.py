@@ -13,7 +13,7 @@ from ..contract import OPERATIONS, Operation
 from ..errors import ClientGone, Problem, Refused
 from ..ledger import Books
 from ..tenancy import Keyring
-from ..wire._http1 import RequestHead, write_response_head
+from ..wire import RequestHead, write_response_head
 from ._authenticate import authenticate
 from ._generate import Generator, client_request_id, identity_headers, new_id
 from ._http_server import Incoming, write_within

@@ -1,8 +1,20 @@
-"""One request: its scope, its lease, its pump, its delivery, its retries."""
+"""One request: its scope, its attempts, its delivery, its retries, its ending."""
 
+from ._attempt import AttemptLimits, AttemptParts
+from ._delivery import DeliveryLimits
 from ._endings import SHUT_DOWN
 from ._exchange import Exchange, ExchangeLimits, Parts
 from ._live import LiveExchanges
 from ._retry import RetryBudget
 
-__all__ = ["SHUT_DOWN", "Exchange", "ExchangeLimits", "LiveExchanges", "Parts", "RetryBudget"]
+__all__ = [
+    "SHUT_DOWN",
+    "AttemptLimits",
+    "AttemptParts",
+    "DeliveryLimits",
+    "Exchange",
+    "ExchangeLimits",
+    "LiveExchanges",
+    "Parts",
+    "RetryBudget",
+]

@@ -12,7 +12,7 @@ from typing import Final
 
 from ..contract import Worker
 from ..errors import CODES, Problem, UpstreamFailed, UpstreamFault
-from ..wire._answers import EngineError
+from ..wire import EngineError
 
 
 class Way(enum.Enum):

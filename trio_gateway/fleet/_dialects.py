@@ -14,9 +14,9 @@ _VLLM_FIELDS: Final = frozenset(
 )  # fmt: skip
 _SGLANG_FIELDS: Final = frozenset(
     {
-        "rid", "priority", "session_id", "session_params", "custom_logit_processor", "custom_params", "cache_salt",
-        "extra_key", "bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank", "lora_path",
-        "stream_interval",
+        "rid", "priority", "session_id", "session_params", "custom_logit_processor", "custom_params",
+        "cache_salt", "extra_key", "bootstrap_host", "bootstrap_port", "bootstrap_room",
+        "data_parallel_rank", "lora_path", "stream_interval",
     }
 )  # fmt: skip
 _LLAMACPP_FIELDS: Final = frozenset({"id_slot", "sse_ping_interval", "response_fields", "lora"})

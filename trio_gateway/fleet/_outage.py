@@ -1,9 +1,9 @@
 """When a worker that said "no room" is asked again. Pure: time comes as an argument.
 
 A rejection puts a worker (for one model) out for the time it named, else for a
-pause that doubles up to eight times its first length. Then one exchange tries first; the others follow on its first
-output. Only an outage without a named time ends sooner, by output for another
-exchange that was already running.
+pause that doubles up to eight times its first length. Then one exchange tries
+first; the others follow on its first output. Only an outage without a named
+time ends sooner, by output for another exchange that was already running.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ class Fleet:
             self.changed()
 
     def rejection(self, model: str) -> int:
-        """The class in which the model's workers said that they have no room: 429 if any of them did, else 503."""
+        """How the model's workers said that they have no room: 429 if any of them did, else 503."""
         classes = {b.outages[model].status for b in self.serving(model) if model in b.outages}
         return 429 if 429 in classes else 503
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..contract import Ending, InternalRequest, Phase
-from ..wire._answers import Usage
+from ..wire import StreamRelay, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,31 @@ class Tally:
         self.committed = False
         self.acknowledged: int | None = None
 
+    def begin(self, now: float, status: int) -> None:
+        """The head of an answer goes out."""
+        self.headers = now
+        self.status = status
+
+    def commit(self, now: float) -> None:
+        """The first content goes out."""
+        self.committed = True
+        self.first_content = now
+        if self.headers is None:
+            self.begin(now, 200)
+
+    def count(self, relay: StreamRelay, last_progress: float) -> None:
+        """Take over the counts of an attempt's stream.
+
+        Args:
+            last_progress: when its last event came; infinite if none committed.
+        """
+        self.usage = relay.usage or self.usage
+        self.dropped += relay.dropped
+        self.events += relay.events
+        self.content_events += relay.content_events
+        if relay.committed and last_progress < math.inf:
+            self.last_content = last_progress
+
     def phase(self) -> Phase:
         """Tell what the client has."""
         if self.committed:
@@ -93,10 +119,10 @@ class Tally:
             return self.usage.generated, "engine"
         return (self.content_events, "estimated") if self.content_events else (None, "none")
 
-    def tokens_delivered(self, delivered_all: bool) -> int | None:
-        """Tokens in the events that the client's kernel acknowledged."""
+    def tokens_delivered(self, *, whole: bool) -> int | None:
+        """Tokens in the events that the client's kernel acknowledged; ``whole``: it got the whole answer."""
         generated, source = self.tokens_generated()
-        if generated is None or delivered_all:
+        if generated is None or whole:
             return generated
         if source == "estimated" or not self.events:
             return min(self.events_delivered, generated)
@@ -115,7 +141,7 @@ class Tally:
             return None if moment is None else round(wall - (now - moment), 6)
 
         generated, source = self.tokens_generated()
-        delivered = self.tokens_delivered(ending.outcome == "completed")
+        delivered = self.tokens_delivered(whole=ending.outcome == "completed")
         usage = self.usage or Usage()
         return Record(
             exchange_id=request.exchange_id,

@@ -12,6 +12,7 @@ Modules in the order of reading::
     _client             the client, over _client_answers and _event_stream
     _messages           strict HTTP/1.1 reading, for both sides
     _ports, _tls        bad addresses, certificates
+    _conditions, _until waiting without polling
     _llama              the real engine
 """
 
@@ -73,3 +74,4 @@ from ._steps import Wait as Wait
 from ._steps import WaitFor as WaitFor
 from ._tls import Certificate as Certificate
 from ._tls import make_certificate as make_certificate
+from ._until import until as until

@@ -10,7 +10,7 @@ from typing import Final, Protocol, Self, final
 import trio
 
 from ..errors import BadFraming, EngineProtocolError, UpstreamFailed, UpstreamFault
-from ..wire._http1 import UNTIL_CLOSE, BodyReader, HeadBuffer, ResponseHead, parse_response_head
+from ..wire import UNTIL_CLOSE, BodyReader, HeadBuffer, ResponseHead, parse_response_head
 from ._dial import Stream, try_send
 
 READ_SIZE: Final = 64 * 1024

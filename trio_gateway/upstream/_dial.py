@@ -89,6 +89,6 @@ def try_send(stream: Stream, data: bytes) -> int:
 
 
 def has_ended_or_spoken(stream: Stream) -> bool:
-    """Whether an idle connection can not be reused: closed by the peer, or bytes wait that nobody asked for."""
+    """Whether an idle connection is of no use: closed by the peer, or bytes wait that nobody asked for."""
     transport = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
     return transport.socket.is_readable()

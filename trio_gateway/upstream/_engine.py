@@ -10,8 +10,7 @@ import trio
 
 from ..contract import InternalRequest, LeasePort, Worker
 from ..errors import UpstreamFailed, UpstreamFault
-from ..wire._http1 import Header, write_request_head
-from ..wire._requests import internal_body
+from ..wire import Header, internal_body, write_request_head
 from ._connection import Answer, Connection
 from ._dial import dial
 from ._pool import ConnectionPool

@@ -1,1 +1,59 @@
 """Bytes to meaning and back. Sans-IO: no Trio, no clock, no socket."""
+
+from ._answers import EngineError, Usage, judge_answer, read_error, rename_model
+from ._http1 import (
+    CHUNKED,
+    CONTINUE,
+    LAST_CHUNK,
+    UNTIL_CLOSE,
+    BodyReader,
+    HeadBuffer,
+    Header,
+    RequestHead,
+    ResponseHead,
+    parse_request_head,
+    parse_response_head,
+    write_chunk,
+    write_request_head,
+    write_response_head,
+)
+from ._json import Json, needs_thread, read_object
+from ._relay import StreamRelay, StreamShape, failed_chunk
+from ._requests import ReadBody, forbidden_field, internal_body, model_of, read_body
+from ._sse import DONE, HEARTBEAT, write_event
+
+__all__ = [
+    "CHUNKED",
+    "CONTINUE",
+    "DONE",
+    "HEARTBEAT",
+    "LAST_CHUNK",
+    "UNTIL_CLOSE",
+    "BodyReader",
+    "EngineError",
+    "HeadBuffer",
+    "Header",
+    "Json",
+    "ReadBody",
+    "RequestHead",
+    "ResponseHead",
+    "StreamRelay",
+    "StreamShape",
+    "Usage",
+    "failed_chunk",
+    "forbidden_field",
+    "internal_body",
+    "judge_answer",
+    "model_of",
+    "needs_thread",
+    "parse_request_head",
+    "parse_response_head",
+    "read_body",
+    "read_error",
+    "read_object",
+    "rename_model",
+    "write_chunk",
+    "write_event",
+    "write_request_head",
+    "write_response_head",
+]

@@ -14,7 +14,7 @@ from ._json import join_members, raw_members
 
 MAX_MESSAGE_BYTES: Final = 1024
 _OUT_OF_MEMORY = re.compile(
-    r"out of memory|outofmemory|cuda error: memory|hip out of memory|kv cache is full", re.I
+    r"out of memory|outofmemory|cuda error: memory|hip out of memory|kv cache is full", re.IGNORECASE
 )
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 

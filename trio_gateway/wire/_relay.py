@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ..contract import COMPLETIONS, Operation
 from ..errors import EngineProtocolError
 from ._answers import NO_FINISH, EngineError, Usage, drop_usage, read_error, read_usage, rename_model
 from ._sse import Event, EventReader, write_event
@@ -271,3 +272,9 @@ def _has_output(choice: dict[str, Any]) -> bool:
         return True
     delta = choice.get("delta")
     return isinstance(delta, dict) and any(value for key, value in delta.items() if key != "role")
+
+
+def failed_chunk(operation: Operation) -> bytes:
+    """Write a last chunk with the finish reason ``error``, for clients that look nowhere else."""
+    delta = b'"text":""' if operation is COMPLETIONS else b'"delta":{}'
+    return write_event(b'{"choices":[{"index":0,' + delta + b',"finish_reason":"error"}]}')

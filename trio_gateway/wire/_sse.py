@@ -108,7 +108,7 @@ def _parse_block(block: bytes) -> Event | None:
     name: bytes | None = None
     data: list[bytes] = []
     for line in block.split(b"\n"):
-        field, colon, value = line.partition(b":")
+        field, _, value = line.partition(b":")
         if value.startswith(b" "):
             value = value[1:]
         if field == b"data":

@@ -1,0 +1,293 @@
+"""One attempt at one worker: open the stream, move what it gives, judge how it ends.
+
+Owns the lease and the upstream answer, as two ``with`` lines. Expected failures
+come back as a `Failure`; whether there is another attempt is the exchange's to say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from ..contract import AnswerHead, EngineAnswer, EnginePort, FleetPort, InternalRequest, LeasePort, Worker
+from ..errors import EngineProtocolError, UpstreamFailed, UpstreamFault
+from ..flow import BufferPool
+from ..ledger import Tally
+from ..wire import (
+    DONE,
+    EngineError,
+    StreamRelay,
+    StreamShape,
+    Usage,
+    judge_answer,
+    needs_thread,
+    read_error,
+    rename_model,
+)
+from . import _retry
+from ._delivery import Delivery
+from ._retry import Failure
+
+TAIL_WAIT: Final = 0.05  # seconds for the engine to end its message after [DONE]
+ERROR_BODY: Final = 64 * 1024  # bytes read of an engine's error
+
+Headers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLimits:
+    """Bounds of one attempt.
+
+    Attributes:
+        first_token: seconds from the sent request to the first committing event.
+        between_events: seconds between two events with data.
+        event_bytes, answer_bytes: of one event, of a whole buffered answer.
+    """
+
+    first_token: float
+    between_events: float
+    event_bytes: int
+    answer_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptParts:
+    """What attempts are put together from.
+
+    Attributes:
+        wall: the wall clock, for Retry-After dates.
+    """
+
+    engine: EnginePort
+    fleet: FleetPort
+    pool: BufferPool
+    limits: AttemptLimits
+    wall: Callable[[], float]
+
+
+class Attempt:
+    """One try of an exchange.
+
+    Args:
+        headers: makes the answer's headers, once a worker is known.
+        poke: told when something may be due earlier than the clock thinks.
+    """
+
+    def __init__(
+        self,
+        request: InternalRequest,
+        parts: AttemptParts,
+        tally: Tally,
+        delivery: Delivery,
+        headers: Callable[[], Headers],
+        poke: Callable[[], None],
+    ) -> None:
+        self._request = request
+        self._parts = parts
+        self._limits = parts.limits
+        self._tally = tally
+        self._delivery = delivery
+        self._headers = headers
+        self._poke = poke
+        self._scope: trio.CancelScope | None = None
+        self._expired: Failure | None = None
+        self._output_due = math.inf  # for the first committing event
+        self._progress_at = math.inf  # of a committed stream
+
+    async def run(self, lease: LeasePort, nursery: trio.Nursery) -> Failure | None:
+        """Make the attempt; None: the whole answer was handed over.
+
+        The lease is returned or draining afterwards, the connection closed or
+        back in the pool, however this ends.
+
+        Args:
+            nursery: may go on sending the body while the answer is read.
+        """
+        worker, began = lease.worker, trio.current_time()
+        self._parts.fleet.attempted(worker)
+        with lease:
+            try:
+                with trio.CancelScope() as scope:
+                    self._scope = scope
+                    failure = await self._try_worker(lease, nursery)
+                if scope.cancelled_caught:
+                    failure = self._expired
+                if failure is not None:
+                    # Before the slot is free: whoever gets it next must know.
+                    self._report(failure, worker, began)
+            finally:
+                self._scope = None
+                self._parts.fleet.attempt_over(worker, self._request.model)
+        return failure
+
+    def _report(self, failure: Failure, worker: Worker, began: float) -> None:
+        fleet, model = self._parts.fleet, self._request.model
+        if failure.fault:
+            fleet.fault(worker, model)
+        if failure.rejected:
+            fleet.rejected(worker, model, failure.problem.status, failure.retry_after, began)
+
+    async def _try_worker(self, lease: LeasePort, nursery: trio.Nursery) -> Failure | None:
+        now = trio.current_time()
+        self._output_due = now + self._limits.first_token
+        self._poke()
+        self._delivery.expect_output(now)
+        attempt_id = self._request.attempt_id(self._tally.attempts)
+        try:
+            answer = await self._parts.engine.open(self._request, lease, attempt_id, nursery)
+            if self._tally.opened is None:
+                self._tally.opened = trio.current_time()
+            with answer:
+                return await self._read(answer, lease.worker)
+        except UpstreamFailed as failed:
+            return _retry.of_transport(failed)
+
+    async def _read(self, answer: EngineAnswer, worker: Worker) -> Failure | None:
+        if answer.status != 200:
+            return await self._read_error(answer, worker)
+        wanted = b"text/event-stream" if self._request.stream else b"application/json"
+        kind = (answer.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+        if kind != wanted:
+            return _retry.WRONG_TYPE
+        if self._request.stream:
+            return await self._pump(answer, worker)
+        return await self._collect(answer, worker)
+
+    async def _read_error(self, answer: EngineAnswer, worker: Worker) -> Failure:
+        body = bytearray()
+        while len(body) < ERROR_BODY and (data := await answer.receive()):
+            body += data
+        error = read_error(bytes(body[:ERROR_BODY]), answer.status, _retry.secrets_of(worker))
+        retry_after = _retry.read_retry_after(answer.header(b"retry-after"), self._parts.wall())
+        return _retry.of_error(error, retry_after)
+
+    # -- a buffered answer
+
+    async def _collect(self, answer: EngineAnswer, worker: Worker) -> Failure | None:
+        """Read the whole answer, judge it, and hand it over."""
+        try:
+            body = await self._read_whole(answer)
+            judged = await self._judge(body)
+        except EngineProtocolError:
+            return _retry.CUT
+        if isinstance(judged, EngineError):
+            return _retry.of_error(judged)
+        body, self._tally.usage = judged
+        self._parts.fleet.output(worker, self._request.model)
+        self._tally.commit(trio.current_time())
+        self._delivery.begin_sized(AnswerHead(200, self._headers(), len(body)))
+        self._delivery.hand_over_last(body)
+        return None
+
+    async def _read_whole(self, answer: EngineAnswer) -> bytes:
+        """Read a body within its own bound and that of all answers together."""
+        pool, held = self._parts.pool, 0
+        pieces: list[bytes] = []
+        try:
+            while data := await answer.receive():
+                if held + len(data) > self._limits.answer_bytes:
+                    raise UpstreamFailed(UpstreamFault.TOO_LARGE, f"over {self._limits.answer_bytes} bytes")
+                await pool.reserve(len(data), held)
+                held += len(data)
+                pieces.append(data)
+                self._output_due = trio.current_time() + self._limits.between_events
+            return b"".join(pieces)
+        finally:
+            pool.give(held)
+
+    async def _judge(self, body: bytes) -> EngineError | tuple[bytes, Usage | None]:
+        request = self._request
+
+        def judge() -> EngineError | tuple[bytes, Usage | None]:
+            usage = judge_answer(body, request.operation, request.choices)
+            if isinstance(usage, EngineError):
+                return usage
+            if request.upstream_model == request.model:
+                return body, usage
+            return rename_model(body, request.upstream_model, request.model), usage
+
+        return await trio.to_thread.run_sync(judge, abandon_on_cancel=True) if needs_thread(body) else judge()
+
+    # -- a stream
+
+    async def _pump(self, answer: EngineAnswer, worker: Worker) -> Failure | None:
+        """Move events from the engine towards the client until the answer is whole or has failed."""
+        request = self._request
+        relay = StreamRelay(
+            StreamShape(
+                request.choices,
+                request.wants_usage,
+                request.wants_running_usage,
+                request.upstream_model,
+                request.model,
+                self._limits.event_bytes,
+            )
+        )
+        try:
+            failure = await self._relay(relay, answer, worker)
+        finally:
+            self._tally.count(relay, self._progress_at)
+        if failure is None:
+            self._delivery.hand_over_last(DONE)
+            await self._read_tail(answer)
+        return failure
+
+    async def _relay(self, relay: StreamRelay, answer: EngineAnswer, worker: Worker) -> Failure | None:
+        seen = 0
+        now = 0.0
+        while not relay.over:
+            data = await answer.receive()
+            if not data:
+                relay.end()
+                break
+            block = relay.feed(data)
+            if relay.progress != seen:
+                seen, now = relay.progress, trio.current_time()
+                if relay.committed:
+                    self._progress_at = now
+            if block:
+                if not self._tally.committed:
+                    self._commit(worker, now)
+                await self._delivery.hand_over(block, now)
+        if relay.aborted:
+            return _retry.ABORTED
+        if relay.fault is not None:
+            return _retry.of_error(relay.fault)
+        return None if relay.all_finished else _retry.CUT
+
+    def _commit(self, worker: Worker, now: float) -> None:
+        self._output_due = math.inf
+        self._parts.fleet.output(worker, self._request.model)
+        self._delivery.begin()
+        self._tally.commit(now)
+        self._poke()
+
+    async def _read_tail(self, answer: EngineAnswer) -> None:
+        """After ``[DONE]``: a message that ends at once leaves its connection fit for reuse."""
+        if answer.ended:
+            return
+        with trio.move_on_after(TAIL_WAIT):
+            try:
+                await answer.receive()
+            except UpstreamFailed:
+                return
+
+    # -- the clock
+
+    def look(self, now: float) -> float:
+        """Do what is due, and answer when to look again."""
+        if self._scope is None:
+            return math.inf
+        if self._delivery.blocked:
+            # A slow client is not the engine's fault.
+            self._progress_at = now
+        due = min(self._output_due, self._progress_at + self._limits.between_events)
+        if due > now:
+            return due
+        self._expired = _retry.FIRST_TOKEN if self._output_due <= now else _retry.NO_PROGRESS
+        self._scope.cancel(reason=self._expired.reason)
+        return math.inf

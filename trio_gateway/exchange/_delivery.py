@@ -1,0 +1,202 @@
+"""Delivery: from the pump to the client's socket, and the clocks of a reader that is slow or silent.
+
+Blocks are written through while the socket takes everything. A writer task comes
+to life when it does not, and takes over from the byte channel; from then on the
+order of bytes is the channel's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from ..contract import AnswerHead, ClientPort
+from ..errors import ClientGone
+from ..flow import ByteChannel
+from ..wire import HEARTBEAT
+
+PIECE: Final = 16 * 1024  # bytes per write: small enough to know how far a stuck one came
+_LOOKS: Final = 4  # at a slow reader within its stall timeout
+_LOOK_EVERY: Final = 1.0  # seconds at most between two of them
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryLimits:
+    """Bounds of one delivery.
+
+    Attributes:
+        stall_timeout: seconds without an accepted or acknowledged byte while bytes wait.
+        max_lag: seconds that the oldest waiting block may wait.
+        heartbeat_after: seconds of silence towards a streaming client; 0: never.
+    """
+
+    stall_timeout: float
+    max_lag: float
+    heartbeat_after: float
+
+
+class Delivery:
+    """The writing side of one exchange.
+
+    Args:
+        head: makes the head of a streamed answer when the first byte is due.
+        poke: told when something may be due earlier than the clock thinks.
+        gone: told when the client's connection broke.
+        stalled: told when the reader stalled by the rules.
+    """
+
+    def __init__(
+        self,
+        client: ClientPort,
+        channel: ByteChannel,
+        limits: DeliveryLimits,
+        *,
+        head: Callable[[], AnswerHead] | None,
+        poke: Callable[[], None],
+        gone: Callable[[], None],
+        stalled: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._channel = channel
+        self._limits = limits
+        self._head = head
+        self._poke = poke
+        self._gone = gone
+        self._stalled = stalled
+        self._nursery: trio.Nursery | None = None
+        self._writing = False
+        self._flushed = trio.Event()
+        self._silent_since = math.inf
+        self._taken = -1
+        self._taken_at = 0.0
+        self.blocked = False
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Name the nursery in which a writer task may come to life."""
+        self._nursery = nursery
+
+    def expect_output(self, now: float) -> None:
+        """From now on silence counts, and is broken by heartbeats."""
+        if self._silent_since == math.inf:
+            self._silent_since = now
+            self._poke()
+
+    def begin(self) -> None:
+        """Begin a streamed answer. Idempotent."""
+        if not self._client.begun:
+            assert self._head is not None
+            self._client.begin(self._head())
+
+    def begin_sized(self, head: AnswerHead) -> None:
+        """Begin an answer whose length is known."""
+        self._client.begin(head)
+
+    async def hand_over(self, block: bytes, now: float) -> None:
+        """Hand over whole events; waits while the channel is full. Raises ClientGone."""
+        self._silent_since = now
+        if not self._writing and len(block) <= PIECE:
+            self._write_through(block)
+            return
+        self._start_writing()
+        self.blocked = True  # the clock must not take a slow client for a slow engine
+        try:
+            await self._channel.put(block)
+        finally:
+            self.blocked = False
+
+    def hand_over_last(self, block: bytes) -> None:
+        """Hand over the end of the message. Raises ClientGone."""
+        if not self._writing and len(block) <= PIECE and not self._client.pending:
+            self._client.push(block, last=True)
+        else:
+            self._channel.put_nowait(block)
+        self._channel.close()
+
+    async def finish(self) -> None:
+        """Wait until the client's socket accepted all that was handed over. Raises ClientGone."""
+        if self._writing:
+            await self._flushed.wait()
+        elif self._client.pending or self._channel.used:
+            self._writing = True
+            self._watch_reader()
+            await self.deliver()
+
+    async def deliver(self) -> None:
+        """Write until the channel is closed and empty. Raises ClientGone."""
+        while True:
+            await self._client.flush()
+            piece = self._channel.take(PIECE)
+            if piece:
+                self._client.push(piece, last=self._channel.closed and not self._channel.used)
+            elif self._channel.closed:
+                break
+            else:
+                await self._channel.wait()
+        self._flushed.set()
+
+    def _write_through(self, block: bytes) -> None:
+        self._client.push(block)
+        if self._client.pending:
+            self._start_writing()
+
+    def _start_writing(self) -> None:
+        if not self._writing:
+            assert self._nursery is not None
+            self._writing = True
+            self._watch_reader()
+            self._nursery.start_soon(self._write)
+
+    def _watch_reader(self) -> None:
+        self._taken_at = trio.current_time()
+        self._poke()
+
+    async def _write(self) -> None:
+        try:
+            await self.deliver()
+        except ClientGone:
+            self._gone()
+
+    # -- the clock
+
+    def look(self, now: float) -> float:
+        """Do what is due, and answer when to look again."""
+        return min(self._look_at_reader(now), self._look_at_silence(now))
+
+    def _look_at_reader(self, now: float) -> float:
+        """The stall clock: it runs only while bytes wait."""
+        if not self._writing:
+            return math.inf
+        again = now + min(self._limits.stall_timeout / _LOOKS, _LOOK_EVERY)
+        if not (self._client.pending or self._channel.used):
+            self._taken_at = now
+            return again
+        taken = self._client.taken()
+        if taken != self._taken:
+            self._taken, self._taken_at = taken, now
+        due = self._taken_at + self._limits.stall_timeout
+        if (oldest := self._channel.oldest_since) is not None:
+            due = min(due, oldest + self._limits.max_lag)
+        if due > now:
+            return min(due, again)
+        self._stalled()
+        return math.inf
+
+    def _look_at_silence(self, now: float) -> float:
+        """Heartbeats: headers and a comment after silence, in every phase."""
+        after = self._limits.heartbeat_after
+        if not after or self._head is None or self._silent_since == math.inf or self._channel.closed:
+            return math.inf
+        if self._silent_since + after > now:
+            return self._silent_since + after
+        self._silent_since = now
+        if not self._writing and not self._client.pending:
+            try:
+                self.begin()
+                self._write_through(HEARTBEAT)
+            except ClientGone:
+                self._gone()
+        return now + after
