@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.error
 import urllib.request
 from typing import Final
 
@@ -21,5 +22,9 @@ async def fetch(url: str) -> bytes:
 
 def _fetch(url: str) -> bytes:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=ANSWERS_WITHIN) as answer:
-        return bytes(answer.read())
+    try:
+        with opener.open(url, timeout=ANSWERS_WITHIN) as answer:
+            return bytes(answer.read())
+    except urllib.error.HTTPError as exc:
+        exc.close()  # it is an answer too, with a connection of its own
+        raise

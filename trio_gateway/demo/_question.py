@@ -23,33 +23,36 @@ RECORD_POLL_SECONDS: Final = 0.05
 async def ask(url: str, show: Callable[[str], None]) -> str:
     """Ask one question, show the answer token by token, and answer the request's id.
 
+    The SDK's synchronous client runs in a thread, where `show` is called too: its
+    asynchronous one leaves generators unfinished, which Trio complains about.
+
     Raises:
         DemoError: the gateway refused, or the answer was cut.
     """
-    # No proxy stands before this machine's own ports.
-    http = openai.DefaultAsyncHttpxClient(trust_env=False)
-    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="not-needed", max_retries=0, http_client=http)
     try:
-        async with client:
-            return await _converse(client, show)
+        return await trio.to_thread.run_sync(_converse, url, show, abandon_on_cancel=True)
     except (
         Exception
     ) as exc:  # a cut stream raises what the HTTP library under the SDK raises, whichever it is
         raise DemoError(f"no whole answer: {exc}") from exc
 
 
-async def _converse(client: openai.AsyncOpenAI, show: Callable[[str], None]) -> str:
-    stream = await client.chat.completions.create(
-        model=MODEL_NAME,
-        messages=[{"role": "user", "content": QUESTION}],
-        max_tokens=MAX_TOKENS,
-        temperature=0,
-        stream=True,
-    )
-    async for chunk in stream:
-        if chunk.choices:
-            show(chunk.choices[0].delta.content or "")
-    return str(stream.response.headers.get("x-request-id", ""))
+def _converse(url: str, show: Callable[[str], None]) -> str:
+    http = openai.DefaultHttpxClient(trust_env=False)  # no proxy stands before this machine's own ports
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="not-needed", max_retries=0, http_client=http) as client,
+        client.chat.completions.create(
+            model=MODEL_NAME,
+            messages=[{"role": "user", "content": QUESTION}],
+            max_tokens=MAX_TOKENS,
+            temperature=0,
+            stream=True,
+        ) as stream,
+    ):
+        for chunk in stream:
+            if chunk.choices:
+                show(chunk.choices[0].delta.content or "")
+        return str(stream.response.headers.get("x-request-id", ""))
 
 
 async def find_record(admin_url: str, exchange_id: str) -> dict[str, Any]:

@@ -1,0 +1,259 @@
+"""The demo answers, and whatever happens to it, its children are gone afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+import trio
+
+from trio_gateway.config import parse_settings
+from trio_gateway.demo._demo import run_demo
+from trio_gateway.demo._ending import Cause, DemoError, Ending
+from trio_gateway.demo._fetch import fetch
+from trio_gateway.demo._processes import USUAL_PORT, _start, choose_ports, gateway_command, gateway_config
+from trio_gateway.demo._question import ask
+from trio_gateway.testing import chat_stream, error_answer, missing_parts, open_engine
+
+needs_engine = pytest.mark.skipif(missing_parts() is not None, reason=str(missing_parts()))
+DEMO: Final = (gateway_command(Path())[:-3], "demo")
+
+
+# Its parts
+
+
+def test_its_configuration_is_one_that_the_gateway_accepts() -> None:
+    settings = parse_settings(gateway_config("http://127.0.0.1:7000", 18080, 19090))
+    assert [(worker.url, worker.kind) for worker in settings.workers] == [
+        ("http://127.0.0.1:7000", "llamacpp")
+    ]
+    assert [(model.id, model.workers) for model in settings.models] == [("smollm2", ("local",))]
+    assert [bind.port for bind in (*settings.server.bind, *settings.admin.bind)] == [18080, 19090]
+
+
+def test_a_port_that_is_taken_is_not_chosen() -> None:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", USUAL_PORT))
+            sock.listen()
+        except OSError:
+            pass  # taken by somebody else, which serves as well
+        port, admin_port = choose_ports()
+    assert port != USUAL_PORT
+    assert len({port, admin_port, 0}) == 3
+
+
+def test_the_first_cause_counts() -> None:
+    ending = Ending()
+    ending.end(Cause(3, "first"))
+    ending.end(Cause(4, "second"))
+    assert ending.cause == Cause(3, "first")
+    assert ending.scope.cancel_called
+
+
+@pytest.mark.parametrize(
+    ("number", "answered", "status"),
+    [
+        (signal.SIGINT, True, 0),
+        (signal.SIGINT, False, 130),
+        (signal.SIGTERM, True, 143),
+        (signal.SIGTERM, False, 143),
+    ],
+)
+async def test_only_ctrl_c_after_the_answer_is_a_good_end(number: int, answered: bool, status: int) -> None:
+    ending = Ending()
+    ending.answered = answered
+    send, receive = trio.open_memory_channel[int](1)
+    send.send_nowait(number)
+    send.close()
+    await ending.watch(receive)
+    assert ending.cause == Cause(status)
+
+
+async def test_a_child_that_ends_by_itself_ends_the_demo_with_its_last_words(tmp_path: Path) -> None:
+    ending = Ending()
+    script = "import sys; sys.stderr.write('last words'); sys.exit(3)"
+    with ending.scope:
+        async with trio.open_nursery() as nursery:
+            await _start(nursery, "it", [sys.executable, "-c", script], tmp_path / "log", ending, piped=False)
+            await trio.sleep_forever()
+    assert ending.cause == Cause(1, "it ended by itself (with status 3)", "last words")
+
+
+async def test_a_child_ends_with_the_nursery_that_owns_it(tmp_path: Path) -> None:
+    ending = Ending()
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    async with trio.open_nursery() as nursery:
+        process = await _start(nursery, "it", command, tmp_path / "log", ending, piped=False)
+        nursery.cancel_scope.cancel()
+    assert process.returncode == -signal.SIGTERM
+    assert ending.cause is None
+
+
+async def test_the_sdk_shows_the_answer_token_by_token() -> None:
+    shown: list[str] = []
+    async with open_engine(chat_stream("Because", " of", " air.")) as engine:
+        await ask(engine.url, shown.append)
+    assert [text for text in shown if text] == ["Because", " of", " air."]
+
+
+async def test_a_refused_or_cut_question_is_an_error_of_the_demo() -> None:
+    cut = chat_stream("Bec", finish=None, done=False, end=False)
+    async with open_engine(error_answer(503, "no room"), cut) as engine:
+        with pytest.raises(DemoError, match="no room"):
+            await ask(engine.url, lambda _: None)
+        with pytest.raises(DemoError, match="no whole answer"):
+            await ask(engine.url, lambda _: trio.from_thread.run_sync(engine.close_connections))
+
+
+async def test_a_page_that_nobody_serves_is_an_os_error() -> None:
+    async with open_engine() as engine:
+        assert json.loads(await fetch(f"{engine.url}/health")) == {"status": "ok"}
+        with pytest.raises(OSError, match="404"):
+            await fetch(f"{engine.url}/readyz")
+
+
+def test_without_the_engine_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run_demo(once=True) == 1
+    assert "pip install" in capsys.readouterr().err
+
+
+# The whole of it
+
+
+@contextmanager
+def running_demo(*options: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*DEMO[0], DEMO[1], *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def read_until(process: subprocess.Popen[str], marker: str) -> str:
+    assert process.stdout is not None
+    text = ""
+    while marker not in text:
+        line = process.stdout.readline()
+        assert line, text
+        text += line
+    return text
+
+
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return sorted(found)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@needs_engine
+def test_it_shows_an_answer_and_its_record_and_ends_well() -> None:
+    with running_demo("--once") as process:
+        output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
+    question, _, rest = output.partition("What the gateway wrote down about it")
+    answer = question.partition("in two sentences.\n")[2]
+    record = json.loads(rest)
+    assert len(answer.split()) > 5
+    assert (record["outcome"], record["model"], record["worker"]) == ("completed", "smollm2", "local")
+    assert record["tokens_delivered"] == record["tokens_generated"] > 5
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@needs_engine
+@pytest.mark.parametrize(
+    ("number", "moment", "status"),
+    [
+        (signal.SIGTERM, "llama.cpp serves it", 143),
+        (signal.SIGINT, "The OpenAI SDK asks", 130),
+        (signal.SIGINT, "Ctrl-C", 0),
+        (signal.SIGTERM, "Ctrl-C", 143),
+    ],
+)
+def test_a_signal_ends_it_and_its_children_at_any_moment(number: int, moment: str, status: int) -> None:
+    with running_demo() as process:
+        read_until(process, moment)
+        children = children_of(process.pid)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == status, output
+    assert children
+    assert not [child for child in children if is_alive(child)]
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@needs_engine
+@pytest.mark.parametrize(("victim", "name"), [(0, "the engine"), (1, "the gateway")])
+def test_a_child_that_dies_ends_it_with_an_error(victim: int, name: str) -> None:
+    with running_demo() as process:
+        read_until(process, "Ctrl-C")
+        children = children_of(process.pid)
+        os.kill(children[victim], signal.SIGKILL)
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert f"error: {name} ended by itself (by signal 9)" in output
+    assert not [child for child in children if is_alive(child)]
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@needs_engine
+def test_the_engine_does_not_outlive_a_demo_that_was_killed() -> None:
+    with running_demo() as process:
+        read_until(process, "llama.cpp serves it")
+        (engine, *_) = children_of(process.pid)
+        process.kill()
+        process.communicate()
+    while is_alive(engine):  # it notices by itself that its standard input has ended
+        time.sleep(0.02)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@needs_engine
+def test_the_curl_command_that_it_shows_works() -> None:
+    with running_demo() as process:
+        output = read_until(process, "Ctrl-C")
+        line = next(line for line in output.splitlines() if line.startswith("curl -N"))
+        _, _, url, _, header, _, data = shlex.split(line)
+        request = urllib.request.Request(url, json.dumps({**json.loads(data), "max_tokens": 5}).encode())
+        request.add_header(*header.split(": "))
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            shown = answer.read().decode()
+    assert shown.endswith("data: [DONE]\n\n")
