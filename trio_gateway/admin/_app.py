@@ -26,10 +26,10 @@ def make_app(
     """
 
     # Starlette would run plain functions in threads of another event loop.
-    async def livez(request: Request) -> Response:
+    async def livez(request: Request) -> Response:  # noqa: ASYNC124
         return _json({"status": "ok"})
 
-    async def read_statistics(request: Request) -> Response:
+    async def read_statistics(request: Request) -> Response:  # noqa: ASYNC124
         return _json(statistics())
 
     async def metrics(request: Request) -> Response:
