@@ -75,6 +75,9 @@ class Attempt:
     Args:
         headers: makes the answer's headers, once a worker is known.
         poke: told when something may be due earlier than the clock thinks.
+
+    Attributes:
+        held: bytes of a buffered answer that were read and not yet handed over.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Attempt:
         self._expired: Failure | None = None
         self._output_due = math.inf  # for the first committing event
         self._progress_at = math.inf  # of a committed stream
+        self.held = 0
 
     async def run(self, lease: LeasePort, nursery: trio.Nursery) -> Failure | None:
         """Make the attempt; None: the whole answer was handed over.
@@ -185,18 +189,19 @@ class Attempt:
 
     async def _read_whole(self, answer: EngineAnswer) -> bytes:
         """Read a body within its own bound and that of all answers together."""
-        pool, held = self._parts.pool, 0
+        pool = self._parts.pool
         pieces: list[bytes] = []
         try:
             while data := await answer.receive():
-                if held + len(data) > self._limits.answer_bytes:
+                if self.held + len(data) > self._limits.answer_bytes:
                     raise UpstreamFailed(UpstreamFault.TOO_LARGE, f"over {self._limits.answer_bytes} bytes")
-                await pool.reserve(len(data), held)
-                held += len(data)
+                await pool.reserve(len(data), self.held)
+                self.held += len(data)
                 pieces.append(data)
                 self._output_due = trio.current_time() + self._limits.between_events
             return b"".join(pieces)
         finally:
+            held, self.held = self.held, 0
             pool.give(held)
 
     async def _judge(self, body: bytes) -> EngineError | tuple[bytes, Usage | None]:

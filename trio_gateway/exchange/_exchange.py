@@ -120,8 +120,8 @@ class Exchange:
 
     @property
     def buffered(self) -> int:
-        """Bytes of answer that wait in the channel."""
-        return self.channel.used
+        """Bytes of answer that wait in the channel, or until a buffered one is whole."""
+        return self.channel.used + (self._attempt.held if self._attempt is not None else 0)
 
     @property
     def ending(self) -> Ending | None:
