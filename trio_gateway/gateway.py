@@ -243,7 +243,7 @@ class Gateway:
             ],
             "counts": _counts(books),
             "log_lines_dropped": self._log.dropped,
-            "recent": [record.as_dict() for record in books.recent],
+            "recent": list(books.recent),
         }
 
     def report_bug(self, where: str, exc: BaseException) -> None:

@@ -17,6 +17,7 @@ from ..wire import HeadBuffer
 from ._watch import Hangup
 
 READ_SIZE: Final = 64 * 1024
+SILENT_LIMIT: Final = 30.0  # seconds without an acknowledgement until a peer counts as vanished
 _RESET: Final = struct.pack("ii", 1, 0)  # linger for no time: closing sends a reset
 
 
@@ -37,6 +38,7 @@ class Connection:
         self.is_tcp: Final = stream.socket.family != socket.AF_UNIX
         self.hangup: Final = hangup
         self.heads: Final = HeadBuffer(max_head)
+        self._silent_limit = SILENT_LIMIT
         self.written = 0
         self.closed = False
 
@@ -98,7 +100,8 @@ class Connection:
 
     def silent_limit(self, seconds: float) -> None:
         """Set how long unacknowledged bytes are repeated until the peer counts as vanished."""
-        if self.is_tcp and not self.closed:
+        if self.is_tcp and not self.closed and seconds != self._silent_limit:
+            self._silent_limit = seconds
             self._stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
     def finish_sending(self) -> None:

@@ -125,22 +125,25 @@ class Generator:
         exchange_id: str,
         arrived: float,
     ) -> InternalRequest:
-        limit = self._settings.json_values
-        if needs_thread(body):
-            value = await trio.to_thread.run_sync(read_object, body, limit, abandon_on_cancel=True)
-        else:
+        tenant, limit = caller.tenant, self._settings.json_values
+
+        def read_all() -> tuple[str, ReadBody]:
             value = read_object(body, limit)
-        route = self._route(value, caller.tenant)
-        read = read_body(operation, value, body)
-        self._check_fields(read, caller.tenant)
+            return self._route(value, tenant), read_body(operation, value, body)
+
+        if needs_thread(body):
+            upstream, read = await trio.to_thread.run_sync(read_all, abandon_on_cancel=True)
+        else:
+            upstream, read = read_all()
+        self._check_fields(read, tenant)
         return InternalRequest(
             exchange_id=exchange_id,
             client_request_id=client_request_id(head),
-            tenant=caller.tenant.id,
+            tenant=tenant.id,
             key_id=caller.key_id,
             operation=operation,
             model=read.model,
-            upstream_model=route,
+            upstream_model=upstream,
             members=read.members,
             size=len(body),
             stream=read.stream,
@@ -149,8 +152,8 @@ class Generator:
             wants_usage=read.wants_usage,
             wants_running_usage=read.wants_running_usage,
             arrived=arrived,
-            deadline=arrived + self._timeout(head, caller.tenant),
-            tier=_tier(head, caller.tenant),
+            deadline=arrived + self._timeout(head, tenant),
+            tier=_tier(head, tenant),
             trace=tuple((name, found) for name in _TRACE if (found := head.header(name)) is not None),
         )
 

@@ -14,7 +14,7 @@ import trio
 
 from ..errors import BadFraming, ClientGone, Problem, Refused, WireError
 from ..wire import CHUNKED, CONTINUE, BodyReader, RequestHead, parse_request_head, write_response_head
-from ._connection import Connection
+from ._connection import SILENT_LIMIT, Connection
 from ._problems import JSON, problem_body, problem_headers
 from ._watch import Hangup, HangupWatch
 
@@ -90,6 +90,11 @@ class Incoming:
     def expects_continue(self) -> bool:
         """Whether the client waits for a word before it sends the body."""
         return self.head.expects_continue and self._untouched and not self._body.ended
+
+    @property
+    def rest_is_short(self) -> bool:
+        """Whether what is left of the body is little enough to be dropped, as far as it can be known."""
+        return not self.expects_continue and (self._body.ended or self.head.body <= REST_KEPT)
 
     def check_size(self) -> None:
         """Judge the declared size.
@@ -293,12 +298,16 @@ class HttpServer:
 
     async def _answer(self, connection: Connection, head: RequestHead) -> bool:
         """Answer one request; False: the connection ends here."""
+        connection.silent_limit(SILENT_LIMIT)
         incoming = Incoming(head, connection, self._limits, self.room)
         try:
             alive = await self._handler.answer(incoming)
         except Refused as refused:
             await self._refuse(
-                connection, refused.problem, close=not head.keep_alive, headless=head.method == "HEAD"
+                connection,
+                refused.problem,
+                close=not head.keep_alive or not incoming.rest_is_short,
+                headless=head.method == "HEAD",
             )
             alive = True
         finally:

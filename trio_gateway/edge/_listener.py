@@ -11,10 +11,11 @@ from typing import Final
 
 import trio
 
+from ._connection import SILENT_LIMIT
+
 BACKLOG: Final = 1024
 SEND_BUFFER: Final = 64 * 1024  # bytes; the kernel doubles it for its own bookkeeping
 NOT_SENT: Final = 16 * 1024  # bytes that may wait in the kernel unsent
-SILENT_LIMIT: Final = 30_000  # ms without an acknowledgement until a peer counts as vanished
 
 _FULL: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _RETRY_AFTER: Final = 0.1  # seconds, when the process has no descriptor left
@@ -57,7 +58,7 @@ async def _listen_tcp(bind: str) -> list[trio.SocketListener]:
             (socket.TCP_KEEPIDLE, 15),
             (socket.TCP_KEEPINTVL, 5),
             (socket.TCP_KEEPCNT, 3),
-            (socket.TCP_USER_TIMEOUT, SILENT_LIMIT),
+            (socket.TCP_USER_TIMEOUT, int(SILENT_LIMIT * 1000)),
             (_TCP_NOTSENT_LOWAT, NOT_SENT),
             (socket.TCP_NODELAY, 1),
         ):

@@ -20,6 +20,7 @@ from ..flow import ByteChannel
 from ..wire import HEARTBEAT
 
 PIECE: Final = 16 * 1024  # bytes per write: small enough to know how far a stuck one came
+PIECES_A_TURN: Final = 4  # then other tasks have theirs
 _LOOKS: Final = 4  # at a slow reader within its stall timeout
 _LOOK_EVERY: Final = 1.0  # seconds at most between two of them
 
@@ -127,11 +128,15 @@ class Delivery:
 
     async def deliver(self) -> None:
         """Write until the channel is closed and empty. Raises ClientGone."""
+        turn = 0
         while True:
             await self._client.flush()
             piece = self._channel.take(PIECE)
             if piece:
                 self._client.push(piece, last=self._channel.closed and not self._channel.used)
+                turn = (turn + 1) % PIECES_A_TURN
+                if not turn:
+                    await trio.lowlevel.checkpoint()
             elif self._channel.closed:
                 break
             else:

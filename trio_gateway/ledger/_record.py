@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ..contract import Ending, InternalRequest, Phase
@@ -49,7 +49,7 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """Answer the record as JSON values."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class Tally:

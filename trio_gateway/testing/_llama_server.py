@@ -41,6 +41,10 @@ def _parameters(options: argparse.Namespace) -> xllamacpp.CommonParams:
     parameters.hostnames = ["127.0.0.1"]
     parameters.port = 0
     parameters.endpoint_metrics = True
+    # llama.cpp's threads wait for each other by spinning. One thread more than there are idle cores makes
+    # it 20 times slower (measured on two: 6 tokens a second instead of 135), so half the cores stay free.
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
     return parameters
 
 

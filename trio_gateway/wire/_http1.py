@@ -1,6 +1,6 @@
 """HTTP/1.1 heads and body framing (RFC 9112), both directions. Sans-IO.
 
-Heads are cut out and checked here, then parsed by h11: what two parsers could
+Heads are cut out and checked here, then parsed by h11 (or httptools): what two parsers could
 read differently is refused before any parser's opinion. Bodies are unframed
 here, because a token costs one chunk and that is the hot path.
 """
@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final, Protocol
-
-import h11
+from typing import Final
 
 from ..errors import BadFraming, EngineProtocolError
-
-Header = tuple[bytes, bytes]
+from ._head_parser import PARSER, Header, HeadParser
 
 MAX_CHUNK_LINE: Final = 1024  # a size of 16 digits and some extension
 MAX_TRAILER_BYTES: Final = 8 * 1024
@@ -130,56 +127,7 @@ def _check_characters(part: bytes, continued: bool) -> None:
         raise BadFraming("a control character in the head")
 
 
-class HeadParser(Protocol):
-    """The small port behind which h11 and httptools are interchangeable."""
-
-    def request(self, head: bytes) -> tuple[bytes, bytes, bytes, list[Header]]:
-        """Parse a whole request head: method, target, version (``1.1``), headers in lower case.
-
-        Raises:
-            BadFraming: the grammar is violated.
-        """
-
-    def response(self, head: bytes) -> tuple[int, bytes, list[Header]]:
-        """Parse a whole response head: status, version, headers in lower case.
-
-        Raises:
-            EngineProtocolError: the grammar is violated.
-        """
-
-
-class H11Parser:
-    """Heads by h11."""
-
-    def request(self, head: bytes) -> tuple[bytes, bytes, bytes, list[Header]]:
-        """See `HeadParser`."""
-        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=len(head) + 1)
-        connection.receive_data(head)
-        try:
-            event = connection.next_event()
-        except h11.RemoteProtocolError as exc:
-            raise BadFraming(f"the head is malformed: {exc}") from None
-        if not isinstance(event, h11.Request):
-            raise BadFraming("the head is malformed")
-        return event.method, event.target, event.http_version, list(event.headers)
-
-    def response(self, head: bytes) -> tuple[int, bytes, list[Header]]:
-        """See `HeadParser`."""
-        connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=len(head) + 1)
-        connection.receive_data(head)
-        try:
-            event = connection.next_event()
-        except h11.RemoteProtocolError as exc:
-            raise EngineProtocolError(f"the response head is malformed: {exc}") from None
-        if not isinstance(event, h11.Response | h11.InformationalResponse):
-            raise EngineProtocolError("the response head is malformed")
-        return event.status_code, event.http_version, list(event.headers)
-
-
-H11: Final[HeadParser] = H11Parser()
-
-
-def parse_request_head(head: bytes, max_headers: int, parser: HeadParser = H11) -> RequestHead:
+def parse_request_head(head: bytes, max_headers: int, parser: HeadParser = PARSER) -> RequestHead:
     """Judge a client's head by section 3 of RFC 9112 and our own stricter rules.
 
     Raises:
@@ -238,7 +186,7 @@ def _request_body(headers: list[Header], version: bytes) -> int:
     return int(length)
 
 
-def parse_response_head(head: bytes, max_headers: int, parser: HeadParser = H11) -> ResponseHead:
+def parse_response_head(head: bytes, max_headers: int, parser: HeadParser = PARSER) -> ResponseHead:
     """Judge an engine's head.
 
     Raises:

@@ -17,7 +17,6 @@ from typing import Any, Final
 import msgspec
 
 from ..contract import COMPLETIONS, Operation
-from ..errors import EngineProtocolError
 from ._answers import NO_FINISH, EngineError, Usage, drop_usage, read_error, read_usage, rename_model
 from ._sse import Event, EventReader, write_event
 
@@ -124,15 +123,12 @@ class StreamRelay:
             self.content_events += count
             self.progress += count
             return data
-        try:
-            events = self._reader.feed(data)
-        except EngineProtocolError as exc:
-            self.fault = EngineError(502, str(exc), code="engine_protocol_error")
-            return b""
         out: list[bytes] = []
-        for event in events:
+        for event in self._reader.feed(data):
             if not self._take(event, out):
                 break
+        if self._reader.too_large and not self.over:
+            self._malformed(f"an event is over {self._shape.max_event_bytes} bytes")
         return b"".join(out)
 
     def end(self) -> None:
@@ -201,9 +197,12 @@ class StreamRelay:
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             value = None
         if not isinstance(value, dict):
-            self.fault = EngineError(502, "an event is not valid JSON", code="engine_protocol_error")
+            self._malformed("an event is not valid JSON")
             return None
         return value
+
+    def _malformed(self, message: str) -> None:
+        self.fault = EngineError(502, message, code="engine_protocol_error")
 
     def _is_fault(self, value: dict[str, Any], data: bytes) -> bool:
         if value.get("error") or value.get("object") == "error":

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..errors import EngineProtocolError
-
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -25,6 +23,10 @@ class EventReader:
 
     Comments, ``id``, ``retry`` and unknown fields are dropped; a block without
     data is no event, and is counted in ``dropped``.
+
+    Attributes:
+        too_large: an event over ``max_event_bytes`` came. Nothing is read after
+            it; the events in front of it were answered.
     """
 
     def __init__(self, max_event_bytes: int) -> None:
@@ -33,6 +35,7 @@ class EventReader:
         self._at_start = True
         self._after_cr = False
         self.dropped = 0
+        self.too_large = False
 
     @property
     def at_boundary(self) -> bool:
@@ -40,11 +43,9 @@ class EventReader:
         return not self._rest and not self._at_start and not self._after_cr
 
     def feed(self, data: bytes) -> list[Event]:
-        """Take in bytes and answer the events that they complete.
-
-        Raises:
-            EngineProtocolError: one event is over ``max_event_bytes``.
-        """
+        """Take in bytes and answer the events that they complete."""
+        if self.too_large:
+            return []
         if b"\r" in data or self._after_cr:
             data = self._unify_line_ends(data)
         searched = max(len(self._rest) - 1, 0)
@@ -53,12 +54,13 @@ class EventReader:
             return []
         end = self._rest.rfind(b"\n\n", searched)
         if end < 0:
-            self._check_size(len(self._rest))
+            self._check_rest()
             return []
         whole = bytes(self._rest[: end + 2])
         del self._rest[: end + 2]
-        self._check_size(len(self._rest))
-        return self._events(whole)
+        events = self._events(whole)
+        self._check_rest()
+        return events
 
     def end(self) -> Event | None:
         """Answer what stood between the last blank line and the end of the stream.
@@ -70,9 +72,9 @@ class EventReader:
         return _parse_block(block)
 
     def _unify_line_ends(self, data: bytes) -> bytes:
-        if self._after_cr and data.startswith(b"\n"):
-            data = data[1:]  # second half of a CRLF that was split over two reads
         if data:
+            if self._after_cr and data.startswith(b"\n"):
+                data = data[1:]  # second half of a CRLF that was split over two reads
             self._after_cr = data.endswith(b"\r")
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
@@ -85,15 +87,22 @@ class EventReader:
         self._at_start = False
         return True
 
-    def _check_size(self, size: int) -> None:
+    def _check_rest(self) -> None:
+        """Judge an event that is not whole yet; one line end at either side may belong to a blank line."""
+        size = len(self._rest) - self._rest.startswith(b"\n") - self._rest.endswith(b"\n")
         if size > self._max:
-            raise EngineProtocolError(f"an event is over {self._max} bytes")
+            self._stop()
+
+    def _stop(self) -> None:
+        self.too_large = True
+        self._rest.clear()
 
     def _events(self, whole: bytes) -> list[Event]:
         events = []
         for block in whole.split(b"\n\n"):
-            if len(block) > self._max:
-                self._check_size(len(block))
+            if len(block) - block.startswith(b"\n") > self._max:
+                self._stop()
+                break
             event = _parse_block(block)
             if event is not None:
                 events.append(event)

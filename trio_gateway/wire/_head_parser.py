@@ -1,0 +1,118 @@
+"""The grammar of heads: h11, or httptools where the extra ``speed`` is installed. Sans-IO.
+
+Both stand behind one small port and see only heads that were checked before
+(characters, line ends, size), so that they can not disagree on what counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+import h11
+
+from ..errors import BadFraming, EngineProtocolError
+
+try:
+    import httptools
+except ImportError:  # the extra "speed" is not installed
+    httptools = None
+
+Header = tuple[bytes, bytes]
+
+
+class HeadParser(Protocol):
+    """The small port behind which h11 and httptools are interchangeable."""
+
+    def request(self, head: bytes) -> tuple[bytes, bytes, bytes, list[Header]]:
+        """Parse a whole request head: method, target, version (``1.1``), headers in lower case.
+
+        Raises:
+            BadFraming: the grammar is violated.
+        """
+
+    def response(self, head: bytes) -> tuple[int, bytes, list[Header]]:
+        """Parse a whole response head: status, version, headers in lower case.
+
+        Raises:
+            EngineProtocolError: the grammar is violated.
+        """
+
+
+class H11Parser:
+    """Heads by h11."""
+
+    def request(self, head: bytes) -> tuple[bytes, bytes, bytes, list[Header]]:
+        """See `HeadParser`."""
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=len(head) + 1)
+        connection.receive_data(head)
+        try:
+            event = connection.next_event()
+        except h11.RemoteProtocolError as exc:
+            raise BadFraming(f"the head is malformed: {exc}") from None
+        if not isinstance(event, h11.Request):
+            raise BadFraming("the head is malformed")
+        return event.method, event.target, event.http_version, list(event.headers)
+
+    def response(self, head: bytes) -> tuple[int, bytes, list[Header]]:
+        """See `HeadParser`."""
+        connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=len(head) + 1)
+        connection.receive_data(head)
+        try:
+            event = connection.next_event()
+        except h11.RemoteProtocolError as exc:
+            raise EngineProtocolError(f"the response head is malformed: {exc}") from None
+        if not isinstance(event, h11.Response | h11.InformationalResponse):
+            raise EngineProtocolError("the response head is malformed")
+        return event.status_code, event.http_version, list(event.headers)
+
+
+class _Gathering:
+    """What httptools calls back while it parses one head."""
+
+    def __init__(self) -> None:
+        self.target = b""
+        self.headers: list[Header] = []
+        self.whole = False
+
+    def on_url(self, part: bytes) -> None:
+        self.target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value.strip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        self.whole = True
+
+
+class HttptoolsParser:
+    """Heads by httptools (llhttp, in its strict mode)."""
+
+    def request(self, head: bytes) -> tuple[bytes, bytes, bytes, list[Header]]:
+        """See `HeadParser`."""
+        found = _Gathering()
+        parser: Any = httptools.HttpRequestParser(found)
+        try:
+            parser.feed_data(head)
+        except httptools.HttpParserUpgrade:
+            pass  # the head is whole; what an upgrade means is not asked here
+        except httptools.HttpParserError as exc:
+            raise BadFraming(f"the head is malformed: {exc}") from None
+        if not found.whole:
+            raise BadFraming("the head is malformed")
+        return parser.get_method(), found.target, parser.get_http_version().encode(), found.headers
+
+    def response(self, head: bytes) -> tuple[int, bytes, list[Header]]:
+        """See `HeadParser`."""
+        found = _Gathering()
+        parser: Any = httptools.HttpResponseParser(found)
+        try:
+            parser.feed_data(head)
+        except httptools.HttpParserError as exc:
+            raise EngineProtocolError(f"the response head is malformed: {exc}") from None
+        if not found.whole:
+            raise EngineProtocolError("the response head is malformed")
+        return parser.get_status_code(), parser.get_http_version().encode(), found.headers
+
+
+H11: Final[HeadParser] = H11Parser()
+PARSER: Final[HeadParser] = H11 if httptools is None else HttptoolsParser()
