@@ -48,11 +48,9 @@ class Report:
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, path: Path, message: str) -> None:
-        """Note a problem, once."""
+        """Note a problem."""
         origin = self.document.origin_of(path)
-        problem = Problem(origin.file, origin.line, dotted(self._by_id(path)), message)
-        if problem not in self.problems:
-            self.problems.append(problem)
+        self.problems.append(Problem(origin.file, origin.line, dotted(self._by_id(path)), message))
 
     def _by_id(self, path: Path) -> Path:
         """Name list entries by their ids where they have one: ``workers.gpu-0.url``."""
@@ -233,7 +231,7 @@ def _unknown(table: Path, key: str) -> str:
     known = known_keys(table)
     if close := nearest(key, known):
         return f'unknown key; did you mean "{close}"?'
-    elsewhere = [name for name in _sections() if name != dotted(table) and key in known_keys((name,))]
+    elsewhere = [name for name in _sections() if key in known_keys((name,))]
     if elsewhere:
         return f"unknown key here; it belongs to {' or '.join(f'[{name}]' for name in elsewhere)}"
     return f"unknown key; known here: {', '.join(known)}"

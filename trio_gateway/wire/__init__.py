@@ -1,6 +1,7 @@
 """Bytes to meaning and back. Sans-IO: no Trio, no clock, no socket."""
 
 from ._answers import EngineError, Usage, judge_answer, read_error, rename_model
+from ._head_parser import Header
 from ._http1 import (
     CHUNKED,
     CONTINUE,
@@ -8,7 +9,6 @@ from ._http1 import (
     UNTIL_CLOSE,
     BodyReader,
     HeadBuffer,
-    Header,
     RequestHead,
     ResponseHead,
     parse_request_head,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -16,7 +16,12 @@ MAX_MESSAGE_BYTES: Final = 1024
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|outofmemory|cuda error: memory|hip out of memory|kv cache is full", re.IGNORECASE
 )
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
+# TGI gives every error inside a stream the status 422; its words tell them apart.
+_TGI_STATUSES: Final = (
+    ("Model is overloaded", 429),
+    ("Request failed during generation", 424),
+    ("Incomplete generation", 500),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +50,18 @@ class EngineError:
     out_of_memory: bool = False
 
 
+# Counts that no engine reaches are no counts; they would only break what adds them up.
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: _Count | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
     prompt_tokens_details: _Details | None = None
-
-
-class _UsageHolder(msgspec.Struct):
-    usage: _Usage | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -66,52 +71,56 @@ class _Choice(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: msgspec.Raw = msgspec.Raw()
     error: msgspec.Raw = msgspec.Raw()
     object: Any = None
 
 
 _answer = msgspec.json.Decoder(_Answer)
-_usage_holder = msgspec.json.Decoder(_UsageHolder)
+_usage = msgspec.json.Decoder(_Usage)
 _any = msgspec.json.Decoder()
 
 
-def _usage(found: _Usage | None) -> Usage | None:
-    if found is None:
-        return None
+def _read_usage(raw: bytes | msgspec.Raw) -> Usage | None:
+    try:
+        found = _usage.decode(raw)
+    except msgspec.MsgspecError:
+        return None  # null, absent, or a form that nobody knows
     details = found.prompt_tokens_details
     return Usage(found.prompt_tokens, details.cached_tokens if details else None, found.completion_tokens)
 
 
 def read_usage(data: bytes) -> Usage | None:
-    """Read the usage of an event or answer; None if there is none to be read."""
-    try:
-        return _usage(_usage_holder.decode(data).usage)
-    except msgspec.MsgspecError:
-        return None
+    """Read the usage of an event, a JSON object; None if there is none that can be read."""
+    return _read_usage(raw_members(data).get("usage", b""))
 
 
-def judge_answer(body: bytes, operation: Operation, choices: int) -> Usage | EngineError | None:
+def judge_answer(
+    body: bytes, operation: Operation, choices: int, secrets: tuple[str, ...] = ()
+) -> Usage | EngineError | None:
     """Judge a whole 200 body.
 
     Answers its usage, or the error that it holds.
+
+    Args:
+        secrets: texts that must not be passed on.
 
     Raises:
         EngineProtocolError: it is no JSON object, or lacks a finished choice.
     """
     try:
         answer = _answer.decode(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         raise EngineProtocolError("the answer is not the JSON that was asked for") from None
     if _is_error(answer.error, answer.object):
-        return read_error(body, None)
+        return read_error(body, None, secrets)
     if operation.choices:
         finished = {c.index for c in answer.choices or () if c.finish_reason}
         if len(finished) < choices:
             raise EngineProtocolError("the answer has a choice without a finish reason")
         if any(c.finish_reason in NO_FINISH for c in answer.choices or ()):
             raise EngineProtocolError("the engine gave a choice up")
-    return _usage(answer.usage)
+    return _read_usage(answer.usage)
 
 
 # Finish reasons that say that the engine stopped, not that the answer is whole.
@@ -119,9 +128,7 @@ NO_FINISH: Final = frozenset({"abort", "error"})
 
 
 def _is_error(error: msgspec.Raw, kind: object) -> bool:
-    if kind == "error":
-        return True
-    return bytes(error).strip() not in (b"", b"null", b"false", b"0", b'""', b"{}", b"[]")
+    return kind == "error" or (bool(bytes(error)) and bool(_any.decode(error)))
 
 
 def read_error(body: bytes, status: int | None, secrets: tuple[str, ...] = ()) -> EngineError:
@@ -138,10 +145,10 @@ def read_error(body: bytes, status: int | None, secrets: tuple[str, ...] = ()) -
     error = value
     if isinstance(value, dict):
         error = value.get("error") or value
-        if isinstance(error, str):
-            error = {**value, "message": error}
-    if not isinstance(error, dict):
-        error = {"message": error if isinstance(error, str) else ""}
+        if not isinstance(error, dict):
+            error = {**value, "message": error} if isinstance(error, str) else value
+    elif not isinstance(value, list | dict):
+        pass
     text = body[: 64 * 1024].decode("utf-8", "replace")
     return EngineError(
         status=status if status is not None else _claimed_status(error, value),

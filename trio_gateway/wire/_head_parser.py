@@ -6,16 +6,17 @@ Both stand behind one small port and see only heads that were checked before
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from typing import Any, Final, Protocol
 
 import h11
 
 from ..errors import BadFraming, EngineProtocolError
 
-try:
-    import httptools
-except ImportError:  # the extra "speed" is not installed
-    httptools = None
+httptools: Any = None
+with contextlib.suppress(ImportError):  # unless the extra "speed" is installed
+    httptools = importlib.import_module("httptools")
 
 Header = tuple[bytes, bytes]
 
@@ -23,8 +24,8 @@ Header = tuple[bytes, bytes]
 class HeadParser(Protocol):
     """The small port behind which h11 and httptools are interchangeable."""
 
-    def request(self, head: bytes) -> tuple[bytes, bytes, bytes, list[Header]]:
-        """Parse a whole request head: method, target, version (``1.1``), headers in lower case.
+    def fields(self, lines: bytes) -> list[Header]:
+        """Parse the header lines of a request, final blank line included; names in lower case.
 
         Raises:
             BadFraming: the grammar is violated.
@@ -38,20 +39,24 @@ class HeadParser(Protocol):
         """
 
 
+# The request line was judged before; this one makes neither parser say more about it.
+_ANY_REQUEST: Final = b"GET / HTTP/1.0\r\n"
+
+
 class H11Parser:
     """Heads by h11."""
 
-    def request(self, head: bytes) -> tuple[bytes, bytes, bytes, list[Header]]:
+    def fields(self, lines: bytes) -> list[Header]:
         """See `HeadParser`."""
-        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=len(head) + 1)
-        connection.receive_data(head)
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=len(lines) + 64)
+        connection.receive_data(_ANY_REQUEST + lines)
         try:
             event = connection.next_event()
-        except h11.RemoteProtocolError as exc:
-            raise BadFraming(f"the head is malformed: {exc}") from None
+        except h11.RemoteProtocolError:
+            raise BadFraming("a header line is malformed") from None
         if not isinstance(event, h11.Request):
             raise BadFraming("the head is malformed")
-        return event.method, event.target, event.http_version, list(event.headers)
+        return list(event.headers)
 
     def response(self, head: bytes) -> tuple[int, bytes, list[Header]]:
         """See `HeadParser`."""
@@ -70,12 +75,8 @@ class _Gathering:
     """What httptools calls back while it parses one head."""
 
     def __init__(self) -> None:
-        self.target = b""
         self.headers: list[Header] = []
         self.whole = False
-
-    def on_url(self, part: bytes) -> None:
-        self.target += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value.strip(b" \t")))
@@ -87,19 +88,18 @@ class _Gathering:
 class HttptoolsParser:
     """Heads by httptools (llhttp, in its strict mode)."""
 
-    def request(self, head: bytes) -> tuple[bytes, bytes, bytes, list[Header]]:
+    def fields(self, lines: bytes) -> list[Header]:
         """See `HeadParser`."""
         found = _Gathering()
-        parser: Any = httptools.HttpRequestParser(found)
         try:
-            parser.feed_data(head)
+            httptools.HttpRequestParser(found).feed_data(_ANY_REQUEST + lines)
         except httptools.HttpParserUpgrade:
             pass  # the head is whole; what an upgrade means is not asked here
-        except httptools.HttpParserError as exc:
-            raise BadFraming(f"the head is malformed: {exc}") from None
+        except httptools.HttpParserError:
+            raise BadFraming("a header line is malformed") from None
         if not found.whole:
             raise BadFraming("the head is malformed")
-        return parser.get_method(), found.target, parser.get_http_version().encode(), found.headers
+        return found.headers
 
     def response(self, head: bytes) -> tuple[int, bytes, list[Header]]:
         """See `HeadParser`."""

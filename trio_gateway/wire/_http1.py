@@ -18,6 +18,7 @@ MAX_CHUNK_LINE: Final = 1024  # a size of 16 digits and some extension
 MAX_TRAILER_BYTES: Final = 8 * 1024
 
 _BARE_LINE_END = re.compile(rb"\r(?!\n)|(?<!\r)\n")
+_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/([0-9]\.[0-9])\r\n")
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
@@ -137,14 +138,16 @@ def parse_request_head(head: bytes, max_headers: int, parser: HeadParser = PARSE
         raise BadFraming(f"more than {max_headers} headers", "headers_too_large")
     if b"\r\n " in head or b"\r\n\t" in head:
         raise BadFraming("a folded header")
-    method, target, version, headers = parser.request(head)
+    line = _REQUEST_LINE.match(head)
+    if line is None:
+        raise BadFraming("the request line is malformed")
+    method, target, version = line.groups()
+    headers = parser.fields(head[line.end() :])
     if version not in (b"1.1", b"1.0"):
         raise BadFraming("the HTTP version is not known here")
     _check_repeated(headers)
     if version == b"1.1" and not any(name == b"host" for name, _ in headers):
         raise BadFraming("the Host header is missing")
-    if any(byte > 0x7E for byte in target):
-        raise BadFraming("the target is not ASCII")
     body = _request_body(headers, version)
     tokens = _connection_tokens(headers)
     return RequestHead(
