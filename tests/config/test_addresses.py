@@ -86,6 +86,7 @@ def test_what_other_machines_can_reach_is_not_local(text: str) -> None:
         ("http://vllm_1:8000", Endpoint("http", "vllm_1:8000", "vllm_1", 8000)),
         ("http+unix:///run/e.sock", Endpoint("http+unix", "localhost", socket_path="/run/e.sock")),
         ("http+unix:///run/e%20x.sock", Endpoint("http+unix", "localhost", socket_path="/run/e x.sock")),
+        ("http+unix:///run/%ff.sock", Endpoint("http+unix", "localhost", socket_path="/run/\udcff.sock")),
         ("http+unix:///run/v1", Endpoint("http+unix", "localhost", socket_path="/run/v1")),
     ],
 )

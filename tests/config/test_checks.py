@@ -166,6 +166,7 @@ def test_what_contradicts_is_told_at_the_value_that_was_written(text: str, compl
         '[server]\nbind = ["0.0.0.0:80"]\n' + TENANT,
         '[server]\nbind = ["unix:gw.sock", "[::1]:80", "127.0.0.2:80", "localhost:81"]',
         '[server]\nbind = ["127.0.0.1:0"]\n[admin]\nbind = ["127.0.0.1:0"]',
+        '[server]\nbind = ["0.0.0.0:0", "127.0.0.1:0"]\nallow_anonymous = true',
         '[server]\nbind = ["[::1]:80"]\n[admin]\nbind = ["127.0.0.1:80"]',
         '[server]\nbind = ["0.0.0.0:80", "[::]:80"]\nallow_anonymous = true',
         "[deadlines]\ndefault = 3600",

@@ -55,8 +55,8 @@ def test_a_value_is_toml_and_otherwise_a_string(key: str, text: str, value: obje
 
 
 def test_a_value_cannot_smuggle_in_other_keys() -> None:
-    (complaint,) = complaints("", {}, ["log.level=1\nformat = 'console'"])
-    assert complaint.startswith("--set: log.level: must be")
+    (complaint,) = complaints("", {}, ["limits.connections=1\nhead_count = 2"])
+    assert complaint == "--set: limits.connections: must be a whole number"
 
 
 def test_an_entry_of_a_list_is_named_by_its_id() -> None:
@@ -87,6 +87,12 @@ def test_a_whole_list_can_be_replaced() -> None:
     settings = parse_settings(FILE, {"TRIO_GATEWAY__WORKERS": text})
     assert [worker.id for worker in settings.workers] == ["a"]
     assert parse_settings(FILE, {}, [f"workers={text}", "workers.a.slots=7"]).workers[0].slots == 7
+
+
+def test_variables_are_laid_over_each_other_from_the_whole_to_its_parts() -> None:
+    text = '[{id = "a", url = "http://h", kind = "vllm"}]'
+    environ = {"TRIO_GATEWAY__WORKERS__A__SLOTS": "7", "TRIO_GATEWAY__WORKERS": text}
+    assert parse_settings(FILE, environ).workers[0].slots == 7
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ def test_a_section_of_a_later_version_without_keys_says_nothing_and_is_allowed()
             '2: log.level: must be "debug", "info", "warning" or "error", not "waning"; '
             'did you mean "warning"?',
         ),
+        ("[log]\nlevel = '" + "x" * 300 + "'", '2: log.level: must be "debug", "info", "warning" or "error"'),
         ("[log]\nlevel = 1", '2: log.level: must be "debug", "info", "warning" or "error", not 1'),
         (MODEL + "workers = []", "3: models.m.workers: must not be empty"),
         (MODEL + "workers = 'gpu'", "3: models.m.workers: must be a list"),
@@ -174,6 +175,18 @@ def test_a_section_of_a_later_version_without_keys_says_nothing_and_is_allowed()
             "whole key",
         ),
         (
+            TENANT.replace(HASH, HASH[:-1]),
+            '3: tenants.acme.keys.k1.hash: must be "sha256:" and 64 hexadecimal digits',
+        ),
+        (
+            TENANT.replace(HASH, HASH + "a"),
+            '3: tenants.acme.keys.k1.hash: must be "sha256:" and 64 hexadecimal digits',
+        ),
+        (
+            TENANT.replace("acme", "a" * 65),
+            f"2: tenants.{'a' * 65}.id: must have 1 to 64 letters, digits, dots, underscores or hyphens",
+        ),
+        (
             TENANT.replace("ab" * 32, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
             "3: tenants.acme.keys.k1.hash: is the hash of an empty key, with which everybody would be let in",
         ),
@@ -183,6 +196,7 @@ def test_a_value_that_cannot_be_used_is_told_with_what_can(text: str, complaint:
     found = complaints(text)
     assert len(found) == 1, found
     assert found[0].startswith(f"t.toml:{complaint}")
+    assert len(found[0]) < 250
 
 
 def test_a_key_beside_its_worker_is_refused_and_not_repeated() -> None:
