@@ -40,7 +40,7 @@ def explain(
     lines = [f"# {os.fspath(path)}: no problems. {_totals(loaded.settings)}"]
     lines += [f"# Note: {note}" for note in _notes(loaded.settings)]
     lines += _describe(loaded.settings, loaded.document)
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _totals(settings: Settings) -> str:
