@@ -27,7 +27,8 @@ from trio_gateway.testing import Address, Answer, RawClient, ScriptedEngine, unt
 LIMIT: Final = 10.0  # seconds; a wait that takes longer has failed
 GRACE: Final = 0.05  # seconds a draining lease is kept here
 
-Table = Mapping[str, Any]
+Headers = tuple[tuple[str, str], ...]
+Leaving = Literal["fin", "reset"]
 
 
 # Configuration ------------------------------------------------------------
@@ -42,7 +43,7 @@ def toml(value: object) -> str:
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
 
 
-def configuration(*engines: ScriptedEngine | str, **sections: Table | Sequence[Table]) -> str:
+def configuration(*engines: ScriptedEngine | str, **sections: Any) -> str:
     """Write a configuration: a worker for each engine, all of them serving one model, ``m1``.
 
     Args:
@@ -65,9 +66,7 @@ def _members(tables: Mapping[str, Any]) -> list[str]:
     return [f"{name} = {toml(table)}" for name, table in tables.items()]
 
 
-def settings_of(
-    *engines: ScriptedEngine | str, folder: Path = Path(), **sections: Table | Sequence[Table]
-) -> Settings:
+def settings_of(*engines: ScriptedEngine | str, folder: Path = Path(), **sections: Any) -> Settings:
     """Read what `configuration` writes."""
     return parse_settings(configuration(*engines, **sections), folder=folder)
 
@@ -119,13 +118,14 @@ class Serving:
 
     async def get(self, path: str, **headers: str) -> Answer:
         """Ask for a path."""
-        return await self.fetch("GET", path, **headers)
+        return await self.fetch("GET", path, headers=tuple(headers.items()))
 
-    async def fetch(self, method: str, path: str, *, body: bytes | None = None, **headers: str) -> Answer:
-        """Ask with any method; underscores in header names are written as hyphens."""
-        fields = tuple((name.replace("_", "-"), value) for name, value in headers.items())
+    async def fetch(
+        self, method: str, path: str, *, headers: Headers = (), body: bytes | None = None
+    ) -> Answer:
+        """Ask with any method."""
         with trio.fail_after(LIMIT), await self.connect() as client:
-            await client.request(method, path, headers=fields, body=body)
+            await client.request(method, path, headers=headers, body=body)
             return await client.read_to_end()
 
     # -- state
@@ -220,7 +220,7 @@ class _Auditor(trio.abc.Instrument):
 
 @asynccontextmanager
 async def serving(
-    *engines: ScriptedEngine | str, folder: Path = Path(), **sections: Table | Sequence[Table]
+    *engines: ScriptedEngine | str, folder: Path = Path(), **sections: Any
 ) -> AsyncIterator[Serving]:
     """Run a gateway for the length of the block; arguments are those of `configuration`.
 
@@ -269,9 +269,6 @@ def open_descriptors() -> int:
 def error_code(answer: Answer) -> object:
     """The code of an error answer."""
     return answer.error()["code"]
-
-
-Leaving = Literal["fin", "reset"]
 
 
 def leave(client: RawClient, how: Leaving) -> None:

@@ -6,6 +6,7 @@ come back as a `Failure`; whether there is another attempt is the exchange's to 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -163,8 +164,9 @@ class Attempt:
 
     async def _read_error(self, answer: EngineAnswer, worker: Worker) -> Failure:
         body = bytearray()
-        while len(body) < ERROR_BODY and (data := await answer.receive()):
-            body += data
+        with contextlib.suppress(UpstreamFailed):  # the status says enough
+            while len(body) < ERROR_BODY and (data := await answer.receive()):
+                body += data
         error = read_error(bytes(body[:ERROR_BODY]), answer.status, _retry.secrets_of(worker))
         retry_after = _retry.read_retry_after(answer.header(b"retry-after"), self._parts.wall())
         return _retry.of_error(error, retry_after)
@@ -175,7 +177,7 @@ class Attempt:
         """Read the whole answer, judge it, and hand it over."""
         try:
             body = await self._read_whole(answer)
-            judged = await self._judge(body)
+            judged = await self._judge(body, _retry.secrets_of(worker))
         except EngineProtocolError:
             return _retry.CUT
         if isinstance(judged, EngineError):
@@ -204,11 +206,11 @@ class Attempt:
             held, self.held = self.held, 0
             pool.give(held)
 
-    async def _judge(self, body: bytes) -> EngineError | tuple[bytes, Usage | None]:
+    async def _judge(self, body: bytes, secrets: tuple[str, ...]) -> EngineError | tuple[bytes, Usage | None]:
         request = self._request
 
         def judge() -> EngineError | tuple[bytes, Usage | None]:
-            usage = judge_answer(body, request.operation, request.choices)
+            usage = judge_answer(body, request.operation, request.choices, secrets)
             if isinstance(usage, EngineError):
                 return usage
             if request.upstream_model == request.model:
@@ -230,6 +232,7 @@ class Attempt:
                 request.upstream_model,
                 request.model,
                 self._limits.event_bytes,
+                _retry.secrets_of(worker),
             )
         )
         try:

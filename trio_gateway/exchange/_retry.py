@@ -115,12 +115,13 @@ def of_error(error: EngineError, retry_after: float | None = None) -> Failure:
         )
     if status == 404:
         return Failure(Way.ELSEWHERE, _passed_on(error), "not_found")
-    if 400 <= status < 500 or status == 501:
+    if (400 <= status < 500 and status not in _FAILURES_BELOW_500) or status == 501:
         return Failure(Way.NOWHERE, _passed_on(error), "invalid")
     code = error.code if error.code == "engine_protocol_error" else "engine_failed"
     return Failure(Way.ONCE, Problem.of(code, "the engine failed"), "error", fault=True)
 
 
+_FAILURES_BELOW_500: Final = frozenset({424})  # how TGI says that generating failed
 _OWN_CODES: Final = {404: "model_not_found", 408: "request_timeout", 413: "request_too_large"}
 
 

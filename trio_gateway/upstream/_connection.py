@@ -162,6 +162,7 @@ class Answer:
         self._give_back = give_back
         self._decoder = _decoder(head)
         self._coded: deque[bytes] = deque()
+        self._broken: UpstreamFailed | None = None
         if self._body.ended:
             self._body.rest, self._first = rest, b""
             engine_done()
@@ -187,6 +188,8 @@ class Answer:
             if self._body.ended:
                 self._check_coding_ended()
                 return b""
+            if self._broken is not None:
+                raise self._broken
             data, self._first = self._first, b""
             if not data:
                 data = await self._connection.receive_body()
@@ -203,7 +206,9 @@ class Answer:
         try:
             pieces = self._body.feed(data)
         except EngineProtocolError as exc:
-            raise UpstreamFailed(UpstreamFault.MALFORMED, str(exc)) from None
+            # What stood in front of the malformed place is still the engine's word.
+            self._broken = UpstreamFailed(UpstreamFault.MALFORMED, str(exc))
+            pieces = self._body.whole
         if self._body.ended:
             self._engine_done()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -223,11 +223,13 @@ class BodyReader:
 
     Attributes:
         ended: the body was read to its proper end; ``rest`` has what followed it.
+        whole: pieces in front of the malformed place, once `feed` has raised.
     """
 
     def __init__(self, body: int) -> None:
         self.ended = body == 0
         self.rest = b""
+        self.whole: list[bytes] = []
         self._chunked = body == CHUNKED
         self._until_close = body == UNTIL_CLOSE
         self._left = max(body, 0)
@@ -246,7 +248,13 @@ class BodyReader:
             self.rest += data
             return []
         if self._chunked:
-            return self._feed_chunked(data)
+            pieces: list[bytes] = []
+            try:
+                self._feed_chunked(data, pieces)
+            except EngineProtocolError:
+                self.whole = pieces
+                raise
+            return pieces
         if self._until_close:
             return [data]
         piece, more = data[: self._left], data[self._left :]
@@ -261,8 +269,7 @@ class BodyReader:
             self.ended = True
         return self.ended
 
-    def _feed_chunked(self, data: bytes) -> list[bytes]:
-        pieces: list[bytes] = []
+    def _feed_chunked(self, data: bytes, pieces: list[bytes]) -> None:
         at, size = 0, len(data)
         while at < size and not self.ended:
             if self._left:
@@ -275,13 +282,12 @@ class BodyReader:
             end = data.find(b"\n", at)
             if end < 0:
                 self._keep_line(data[at:])
-                return pieces
+                return
             self._step(self._line + data[at : end + 1] if self._line else data[at : end + 1])
             self._line = b""
             at = end + 1
         if self.ended:
             self.rest = data[at:]
-        return pieces
 
     def _keep_line(self, part: bytes) -> None:
         self._line += part
