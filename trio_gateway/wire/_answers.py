@@ -110,9 +110,10 @@ def judge_answer(
     """
     try:
         answer = _answer.decode(body)
+        failed = _is_error(answer.error, answer.object)
     except (msgspec.MsgspecError, RecursionError):
         raise EngineProtocolError("the answer is not the JSON that was asked for") from None
-    if _is_error(answer.error, answer.object):
+    if failed:
         return read_error(body, None, secrets)
     if operation.choices:
         finished = {c.index for c in answer.choices or () if c.finish_reason}
@@ -128,7 +129,7 @@ NO_FINISH: Final = frozenset({"abort", "error"})
 
 
 def _is_error(error: msgspec.Raw, kind: object) -> bool:
-    return kind == "error" or (bool(bytes(error)) and bool(_any.decode(error)))
+    return kind == "error" or (bytes(error) != b"" and bool(_any.decode(error)))
 
 
 def read_error(body: bytes, status: int | None, secrets: tuple[str, ...] = ()) -> EngineError:
@@ -140,37 +141,39 @@ def read_error(body: bytes, status: int | None, secrets: tuple[str, ...] = ()) -
     """
     try:
         value = _any.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, RecursionError):
         value = body.decode("utf-8", "replace")
-    error = value
-    if isinstance(value, dict):
-        error = value.get("error") or value
-        if not isinstance(error, dict):
-            error = {**value, "message": error} if isinstance(error, str) else value
-    elif not isinstance(value, list | dict):
-        pass
+    outer: dict[str, Any] = value if isinstance(value, dict) else {"message": value}
+    error = outer.get("error")
+    if isinstance(error, str) and error:
+        error = {**outer, "message": error}
+    elif not isinstance(error, dict) or not error:
+        error = outer
     text = body[: 64 * 1024].decode("utf-8", "replace")
+    message = _message(error, secrets)
     return EngineError(
-        status=status if status is not None else _claimed_status(error, value),
-        message=_message(error, secrets),
-        type=_label(error.get("type")),
-        code=_label(error.get("code")),
-        param=_label(error.get("param")),
+        status=_claimed_status(error, outer, message) if status is None else status,
+        message=message,
+        type=_label(error.get("type"), secrets),
+        code=_label(error.get("code"), secrets),
+        param=_label(error.get("param"), secrets),
         out_of_memory=_OUT_OF_MEMORY.search(text) is not None,
     )
 
 
-def _claimed_status(error: dict[str, Any], outer: object) -> int:
+def _claimed_status(error: dict[str, Any], outer: dict[str, Any], message: str) -> int:
     for holder in (error, outer):
-        if not isinstance(holder, dict):
-            continue
         for key in ("code", "status", "http_status_code"):
             value = holder.get(key)
-            if isinstance(value, str) and value.isascii() and value.isdigit():
+            if isinstance(value, str) and re.fullmatch("[45][0-9][0-9]", value):
                 value = int(value)
-            if isinstance(value, int) and not isinstance(value, bool) and 400 <= value < 600:
-                return value
+            if type(value) is int and 400 <= value < 600:
+                return _by_words(message) if key == "http_status_code" and value == 422 else value
     return 500
+
+
+def _by_words(message: str) -> int:
+    return next((status for words, status in _TGI_STATUSES if message.startswith(words)), 422)
 
 
 def _message(error: dict[str, Any], secrets: tuple[str, ...]) -> str:
@@ -179,25 +182,35 @@ def _message(error: dict[str, Any], secrets: tuple[str, ...]) -> str:
         if isinstance(value, str) and value:
             for secret in secrets:
                 value = value.replace(secret, "***")
-            return _clip(_UNPRINTABLE.sub(" ", value))
+            return _printable(value[:MAX_MESSAGE_BYTES])
     return ""
 
 
-def _clip(text: str) -> str:
-    return text.encode("utf-8", "replace")[:MAX_MESSAGE_BYTES].decode("utf-8", "ignore")
+def _printable(text: str) -> str:
+    """Keep what can be printed, within `MAX_MESSAGE_BYTES` of UTF-8; runs of all else become one blank."""
+    words = "".join(char if char.isprintable() else "\n" for char in text)
+    return re.sub("\n+", " ", words).encode()[:MAX_MESSAGE_BYTES].decode("utf-8", "ignore")
 
 
-def _label(value: object) -> str | None:
-    if isinstance(value, str) and 0 < len(value) <= 64 and value.isprintable():
-        return value
-    return None
+def _label(value: object, secrets: tuple[str, ...]) -> str | None:
+    """Pass a short word on; one that holds a secret is dropped."""
+    if not isinstance(value, str) or not 0 < len(value) <= 64 or not value.isprintable():
+        return None
+    return None if any(secret in value for secret in secrets) else value
 
 
 def rename_model(data: bytes, upstream: str, public: str) -> bytes:
-    """Put the public name at ``model``; every other byte of a value stays as it was."""
-    members = raw_members(data)
-    if members.get("model") != msgspec.json.encode(upstream):
-        return data
+    """Put the public name at ``model``; every other byte of a value stays as it was.
+
+    Raises:
+        EngineProtocolError: ``data`` is no JSON object.
+    """
+    try:
+        members = raw_members(data)
+        if "model" not in members or _any.decode(members["model"]) != upstream:
+            return data
+    except (ValueError, RecursionError):
+        raise EngineProtocolError("the answer is not valid JSON") from None
     members["model"] = msgspec.json.encode(public)
     return join_members(members)
 

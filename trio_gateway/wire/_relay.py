@@ -17,14 +17,18 @@ from typing import Any, Final
 import msgspec
 
 from ..contract import COMPLETIONS, Operation
+from ..errors import EngineProtocolError
 from ._answers import NO_FINISH, EngineError, Usage, drop_usage, read_error, read_usage, rename_model
 from ._sse import Event, EventReader, write_event
 
 _decode = msgspec.json.Decoder().decode
 _FINISH: Final = b'"finish_reason"'
 _NO_FINISH_YET: Final = b'"finish_reason":null'
-_USAGE_AT_END = re.compile(rb',\s*"usage"\s*:\s*\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}\s*\}\s*\Z')
-_COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*([0-9]{1,12})')
+# Numbers and plain words, in objects at most one level deep: no brace can hide in a string of it.
+_PLAIN: Final = rb'[^{}"]*+(?:"\w*+"[^{}"]*+)*+'
+_USAGE_AT_END = re.compile(
+    rb',\s*+"usage"\s*+:\s*+\{' + _PLAIN + rb"(?:\{" + _PLAIN + rb"\}" + _PLAIN + rb")*+\}\s*+\}\s*+\Z"
+)
 _MODEL_EARLY = re.compile(
     rb'\{\s*(?:"(?:id|object|created|system_fingerprint)"\s*:\s*(?:"[^"\\]*"|[0-9]+|null)\s*,\s*)*"model"\s*:\s*("[^"\\]*")'
 )
@@ -39,7 +43,8 @@ class StreamShape:
         wants_usage: a usage event at the end passes on.
         wants_running_usage: usage inside other events passes on.
         upstream_model, public_model: edited in events if they differ.
-        max_event_bytes: bound of one event.
+        max_event_bytes: bound of one event, and of all that are held together.
+        secrets: texts that no error message may pass on.
     """
 
     choices: int
@@ -48,6 +53,7 @@ class StreamShape:
     upstream_model: str
     public_model: str
     max_event_bytes: int
+    secrets: tuple[str, ...] = ()
 
 
 class StreamRelay:
@@ -70,6 +76,7 @@ class StreamRelay:
         self._upstream_name = msgspec.json.encode(shape.upstream_model)
         self._public_name = msgspec.json.encode(shape.public_model)
         self._held: list[bytes] = []
+        self._held_bytes = 0
         self._finished: set[int] = set()
         self._usage_event: bytes | None = None
         self.committed = False
@@ -100,14 +107,6 @@ class StreamRelay:
     def usage(self) -> Usage | None:
         """The last usage that the engine reported."""
         return None if self._usage_event is None else read_usage(self._usage_event)
-
-    @property
-    def tokens(self) -> int | None:
-        """Generated tokens by the last usage; None if it reported none."""
-        if self._usage_event is None:
-            return None
-        found = _COMPLETION_TOKENS.search(self._usage_event)
-        return int(found[1]) if found else None
 
     def feed(self, data: bytes) -> bytes:
         """Take in bytes of the engine and answer whole events for the client.
@@ -160,7 +159,7 @@ class StreamRelay:
         """Take one event; answers whether more may follow."""
         data = event.data
         if event.name == b"error":
-            self.fault = read_error(data, None)
+            self.fault = read_error(data, None, self._shape.secrets)
             return False
         if not data.startswith(b"{"):
             data = data.strip()
@@ -188,13 +187,19 @@ class StreamRelay:
             if usage_only and not self._shape.wants_usage:
                 return True
             data = self._without_usage(value, data, usage_only)
+        if self._rename:
+            try:
+                data = self._renamed(data)
+            except EngineProtocolError:
+                self._malformed("an event is not valid JSON")
+                return False
         self._pass(data, usage_only, out)
-        return True
+        return not self.over
 
     def _decode(self, data: bytes) -> dict[str, Any] | None:
         try:
             value = _decode(data)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, RecursionError):
             value = None
         if not isinstance(value, dict):
             self._malformed("an event is not valid JSON")
@@ -206,7 +211,7 @@ class StreamRelay:
 
     def _is_fault(self, value: dict[str, Any], data: bytes) -> bool:
         if value.get("error") or value.get("object") == "error":
-            self.fault = read_error(data, None)
+            self.fault = read_error(data, None, self._shape.secrets)
             return True
         return False
 
@@ -225,13 +230,15 @@ class StreamRelay:
             if not isinstance(choice, dict):
                 continue
             reason = choice.get("finish_reason")
+            if not isinstance(reason, str):
+                reason = ""  # none yet, and what is no word ends nothing
             if reason in NO_FINISH:
                 self.aborted = True
                 return False
-            if reason is not None:
+            if reason:
                 index = choice.get("index")
                 self._finished.add(index if isinstance(index, int) else 0)
-            commits = commits or reason is not None or _has_output(choice)
+            commits = commits or bool(reason) or _has_output(choice)
         if commits:
             self.committed = True
         return True
@@ -243,10 +250,8 @@ class StreamRelay:
         return data[: found.start()] + b"}" if found else drop_usage(data)
 
     def _pass(self, data: bytes, usage_only: bool, out: list[bytes]) -> None:
-        if self._rename:
-            data = self._renamed(data)
         if not self.committed:
-            self._held.append(write_event(data))
+            self._hold(write_event(data))
             return
         if self._held:
             out.extend(self._held)
@@ -255,6 +260,12 @@ class StreamRelay:
         self.events += 1
         self.content_events += not usage_only
         out.append(write_event(data))
+
+    def _hold(self, block: bytes) -> None:
+        self._held.append(block)
+        self._held_bytes += len(block)
+        if self._held_bytes > self._shape.max_event_bytes:
+            self._malformed("the engine sends events without end and without content")
 
     def _renamed(self, data: bytes) -> bytes:
         found = _MODEL_EARLY.match(data)
