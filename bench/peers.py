@@ -224,7 +224,9 @@ def gateway(
             extra=extra,
         )
         config.write_text(text)
-        with Child([*gateway_command(), "serve", str(config)], name="gateway", talks=False) as child:
+        with Child(
+            [*gateway_command(), "serve", "--config", str(config)], name="gateway", talks=False
+        ) as child:
             _wait_ready(child, port, "/readyz")
             yield Gateway("gateway", port, child, admin_port)
 

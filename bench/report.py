@@ -22,27 +22,30 @@ PACKAGES: Final = ("trio-gateway", "trio", "h11", "httptools", "pydantic", "msgs
 
 @dataclass(frozen=True)
 class Check:
-    """One promise: a measured value, the limit it must keep (or meet, if exact), and whether it did."""
+    """One promise: a measured value, the limit it must keep, in which sense, and whether it did."""
 
     what: str
     value: float
     limit: float
     unit: str
     kept: bool
-    exact: bool = False
+    sense: str = "at most"
 
     @classmethod
     def at_most(cls, what: str, value: float, limit: float, unit: str) -> Check:
         return cls(what, value, limit, unit, value <= limit)
 
     @classmethod
+    def at_least(cls, what: str, value: float, limit: float, unit: str) -> Check:
+        return cls(what, value, limit, unit, value >= limit, "at least")
+
+    @classmethod
     def exactly(cls, what: str, value: float, expected: float, unit: str) -> Check:
-        return cls(what, value, expected, unit, value == expected, exact=True)
+        return cls(what, value, expected, unit, value == expected, "must be")
 
     def __str__(self) -> str:
-        mark = "ok   " if self.kept else "WRONG" if self.exact else "OVER "
-        must = "must be" if self.exact else "limit"
-        return f"{mark} {self.what}: {f'{self.value:,.5g} {self.unit}'.strip()} ({must} {self.limit:,.5g})"
+        figure = f"{self.value:,.5g} {self.unit}".strip()
+        return f"{'ok    ' if self.kept else 'FAILED'} {self.what}: {figure} ({self.sense} {self.limit:,.5g})"
 
 
 @dataclass
