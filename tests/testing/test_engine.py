@@ -42,6 +42,7 @@ from trio_gateway.testing import (
     open_engine,
     refusing_port,
     silent_port,
+    until,
 )
 from trio_gateway.testing._engine_connection import encode_event, encode_json
 
@@ -411,3 +412,18 @@ def test_completions_have_text_instead_of_messages() -> None:
     assert b'"finish_reason":"stop"' in encode_event(events[1])
     assert b'"choices":[],"usage"' in encode_event(events[2])
     assert events[3].data == "[DONE]"
+
+
+async def test_closing_all_connections_in_the_middle_of_a_script_ends_it_without_a_fault() -> None:
+    script = (Head(), Repeat((Event("again"),)))
+    async with open_engine(script) as engine:
+        for number in range(1, 11):  # which task comes first is Trio's to throw dice for
+            with await RawClient.connect(("127.0.0.1", engine.port)) as client:
+                await client.send(chat_request())
+                request = await engine.request(number)
+                with trio.fail_after(5):
+                    await until(lambda sent=request: sent.bytes_sent > 500)  # type: ignore[misc]
+                    engine.close_connections()
+                    await engine.wait_disconnected()
+                assert request.over.is_set()
+                assert request.closed_by is None

@@ -40,9 +40,15 @@ async def test_what_the_condition_raises_is_raised_to_the_waiter(nursery: trio.N
 
 
 async def test_a_wait_that_is_cancelled_leaves_nothing_behind() -> None:
-    asked = []
+    asked: list[None] = []
+
+    def ask() -> bool:
+        asked.append(None)
+        return False
+
     with trio.move_on_after(0):
-        await until(lambda: asked.append(1) is not None)
+        await until(ask)
     before = len(asked)
     await trio.lowlevel.checkpoint()
+    assert before
     assert len(asked) == before

@@ -2,6 +2,8 @@
 
 * `ScriptedEngine` plays an engine: real sockets, scripted answers, records.
 * `RawClient` plays clients: they stall, trickle, half-close and leave.
+* `RecordingClient`, `FakeEngine` and `WorkerSet` play all that an exchange meets without
+  a socket, so that its clock can be a fake one.
 * `LocalEngine` is no fake: llama.cpp with a small model, as a child process.
 
 Modules in the order of reading::
@@ -12,6 +14,9 @@ Modules in the order of reading::
     _client             the client, over _client_answers and _event_stream
     _messages           strict HTTP/1.1 reading, for both sides
     _ports, _tls        bad addresses, certificates
+    _fake_client        the ports of an exchange, over no socket:
+    _fake_engine        clients, engines,
+    _worker_set         and the workers of one process
     _conditions, _until waiting without polling
     _llama              the real engine
 """
@@ -44,6 +49,13 @@ from ._event_stream import ChatReading as ChatReading
 from ._event_stream import EventStreamReader as EventStreamReader
 from ._event_stream import StreamEvent as StreamEvent
 from ._event_stream import read_chat_stream as read_chat_stream
+from ._fake_client import RecordingClient as RecordingClient
+from ._fake_engine import FakeAttempt as FakeAttempt
+from ._fake_engine import FakeEngine as FakeEngine
+from ._fake_engine import FakeScript as FakeScript
+from ._fake_engine import FakeScripting as FakeScripting
+from ._fake_engine import plain_answer as plain_answer
+from ._fake_engine import unreachable as unreachable
 from ._llama import MODEL_NAME as MODEL_NAME
 from ._llama import MODEL_TITLE as MODEL_TITLE
 from ._llama import LocalEngine as LocalEngine
@@ -75,3 +87,6 @@ from ._steps import WaitFor as WaitFor
 from ._tls import Certificate as Certificate
 from ._tls import make_certificate as make_certificate
 from ._until import until as until
+from ._worker_set import WorkerSet as WorkerSet
+from ._worker_set import make_request as make_request
+from ._worker_set import make_worker as make_worker

@@ -268,6 +268,8 @@ class EngineConnection:
                 request.bytes_sent += len(data)
                 return
             while view:
+                if self.closing:
+                    raise trio.ClosedResourceError
                 if not _writable(sock.fileno()):
                     request.stalled.set()
                 sent = await sock.send(view)
