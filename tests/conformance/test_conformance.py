@@ -51,9 +51,13 @@ def play(kind: str, results: Path) -> tuple[list[dict[str, Any]], str]:
     """Play all cases of a kind and answer their results and what the runner printed."""
     command = [sys.executable, str(RUNNER), "--adapter", str(HERE / "adapter.py"), "--only", kind]
     command += ["--strict", "--exempt", "breaker", "--slack", str(SLACK_MS), "--json", str(results)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as runner:
+        try:
+            output, _ = runner.communicate()
+        finally:
+            runner.terminate()  # on a time limit; it then ends the gateways that it started
     lines = results.read_text("utf-8").splitlines() if results.exists() else []
-    return [json.loads(line) for line in lines], done.stdout + done.stderr
+    return [json.loads(line) for line in lines], output
 
 
 @pytest.mark.timeout(300)
