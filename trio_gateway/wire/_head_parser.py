@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 import h11
 
-from ..errors import BadFraming, EngineProtocolError
+from ..errors import BadFraming
 
 httptools: Any = None
 with contextlib.suppress(ImportError):  # unless the extra "speed" is installed
@@ -25,21 +25,14 @@ class HeadParser(Protocol):
     """The small port behind which h11 and httptools are interchangeable."""
 
     def fields(self, lines: bytes) -> list[Header]:
-        """Parse the header lines of a request, final blank line included; names in lower case.
+        """Parse the header lines of a message, final blank line included; names in lower case.
 
         Raises:
             BadFraming: the grammar is violated.
         """
 
-    def response(self, head: bytes) -> tuple[int, bytes, list[Header]]:
-        """Parse a whole response head: status, version, headers in lower case.
 
-        Raises:
-            EngineProtocolError: the grammar is violated.
-        """
-
-
-# The request line was judged before; this one makes neither parser say more about it.
+# The first line was judged before; this one makes neither parser say more about it.
 _ANY_REQUEST: Final = b"GET / HTTP/1.0\r\n"
 
 
@@ -57,18 +50,6 @@ class H11Parser:
         if not isinstance(event, h11.Request):
             raise BadFraming("the head is malformed")
         return list(event.headers)
-
-    def response(self, head: bytes) -> tuple[int, bytes, list[Header]]:
-        """See `HeadParser`."""
-        connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=len(head) + 1)
-        connection.receive_data(head)
-        try:
-            event = connection.next_event()
-        except h11.RemoteProtocolError as exc:
-            raise EngineProtocolError(f"the response head is malformed: {exc}") from None
-        if not isinstance(event, h11.Response | h11.InformationalResponse):
-            raise EngineProtocolError("the response head is malformed")
-        return event.status_code, event.http_version, list(event.headers)
 
 
 class _Gathering:
@@ -100,18 +81,6 @@ class HttptoolsParser:
         if not found.whole:
             raise BadFraming("the head is malformed")
         return found.headers
-
-    def response(self, head: bytes) -> tuple[int, bytes, list[Header]]:
-        """See `HeadParser`."""
-        found = _Gathering()
-        parser: Any = httptools.HttpResponseParser(found)
-        try:
-            parser.feed_data(head)
-        except httptools.HttpParserError as exc:
-            raise EngineProtocolError(f"the response head is malformed: {exc}") from None
-        if not found.whole:
-            raise EngineProtocolError("the response head is malformed")
-        return parser.get_status_code(), parser.get_http_version().encode(), found.headers
 
 
 H11: Final[HeadParser] = H11Parser()

@@ -19,10 +19,16 @@ MAX_TRAILER_BYTES: Final = 8 * 1024
 
 _BARE_LINE_END = re.compile(rb"\r(?!\n)|(?<!\r)\n")
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/([0-9]\.[0-9])\r\n")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?\r\n")
+_FRAMING_FIELD = re.compile(
+    rb"^(content-length|transfer-encoding|host|authorization|content-type)[ \t]*+:([^\r\n]*+)",
+    re.IGNORECASE | re.MULTILINE,
+)
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
-_ONCE = frozenset({b"content-length", b"host", b"authorization", b"content-type"})
+_ONCE_IN_RESPONSES: Final = frozenset({b"content-length", b"transfer-encoding"})
+_ONCE_IN_REQUESTS: Final = _ONCE_IN_RESPONSES | {b"host", b"authorization", b"content-type"}
 CHUNKED: Final = -1
 UNTIL_CLOSE: Final = -2
 
@@ -136,57 +142,61 @@ def parse_request_head(head: bytes, max_headers: int, parser: HeadParser = PARSE
     """
     if head.count(b"\r\n") - 2 > max_headers:
         raise BadFraming(f"more than {max_headers} headers", "headers_too_large")
-    if b"\r\n " in head or b"\r\n\t" in head:
-        raise BadFraming("a folded header")
     line = _REQUEST_LINE.match(head)
     if line is None:
         raise BadFraming("the request line is malformed")
     method, target, version = line.groups()
-    headers = parser.fields(head[line.end() :])
     if version not in (b"1.1", b"1.0"):
         raise BadFraming("the HTTP version is not known here")
-    _check_repeated(headers)
+    fields = head[line.end() :]
+    body = _read_framing(fields, _ONCE_IN_REQUESTS)
+    if body == CHUNKED and version == b"1.0":
+        raise BadFraming("a transfer coding in HTTP/1.0")
+    headers = parser.fields(fields)
     if version == b"1.1" and not any(name == b"host" for name, _ in headers):
         raise BadFraming("the Host header is missing")
-    body = _request_body(headers, version)
     tokens = _connection_tokens(headers)
     return RequestHead(
         method.decode("ascii"),
         target.decode("ascii"),
         version,
         tuple(headers),
-        max(body, CHUNKED),
-        (version == b"1.1" and b"close" not in tokens) or (version == b"1.0" and b"keep-alive" in tokens),
+        body or 0,
+        b"close" not in tokens and (version == b"1.1" or b"keep-alive" in tokens),
         version == b"1.1" and any(n == b"expect" and v.lower() == b"100-continue" for n, v in headers),
     )
 
 
-def _check_repeated(headers: list[Header]) -> None:
-    seen: set[bytes] = set()
-    for name, _ in headers:
-        if name in _ONCE and name in seen:
+def _read_framing(fields: bytes, once: frozenset[bytes]) -> int | None:
+    """Judge header lines before a parser may forgive them: h11 takes equal lengths for one, and unfolds.
+
+    Answers the length of the body, `CHUNKED`, or None where nothing is said.
+
+    Raises:
+        BadFraming: a folded line, a repeated header, or a body whose end is not clear.
+    """
+    if fields.startswith((b" ", b"\t")) or b"\r\n " in fields or b"\r\n\t" in fields:
+        raise BadFraming("a folded header")
+    seen: dict[bytes, bytes] = {}
+    for written, value in _FRAMING_FIELD.findall(fields):
+        name = written.lower()
+        if name in seen and name in once:
             raise BadFraming(f"the {name.decode('ascii')} header is repeated")
-        seen.add(name)
+        seen[name] = value.strip(b" \t")
+    length, coding = seen.get(b"content-length"), seen.get(b"transfer-encoding")
+    if length is not None and not _DIGITS.fullmatch(length):
+        raise BadFraming("the Content-Length is no number")
+    if coding is None:
+        return None if length is None else int(length)
+    if length is not None:
+        raise BadFraming("both Content-Length and Transfer-Encoding")
+    if coding.lower() != b"chunked":
+        raise BadFraming("the transfer coding is not chunked alone")
+    return CHUNKED
 
 
 def _connection_tokens(headers: list[Header]) -> set[bytes]:
     return {t.strip().lower() for n, v in headers if n == b"connection" for t in v.split(b",")}
-
-
-def _request_body(headers: list[Header], version: bytes) -> int:
-    coding = [v for n, v in headers if n == b"transfer-encoding"]
-    length = next((v for n, v in headers if n == b"content-length"), None)
-    if coding:
-        if length is not None:
-            raise BadFraming("both Content-Length and Transfer-Encoding")
-        if version == b"1.0" or len(coding) > 1 or coding[0].lower() != b"chunked":
-            raise BadFraming("the transfer coding is not chunked alone")
-        return CHUNKED
-    if length is None:
-        return 0
-    if not _DIGITS.fullmatch(length):
-        raise BadFraming("the Content-Length is no number")
-    return int(length)
 
 
 def parse_response_head(head: bytes, max_headers: int, parser: HeadParser = PARSER) -> ResponseHead:
@@ -197,22 +207,22 @@ def parse_response_head(head: bytes, max_headers: int, parser: HeadParser = PARS
     """
     if head.count(b"\r\n") - 2 > max_headers:
         raise EngineProtocolError(f"more than {max_headers} response headers")
-    status, version, headers = parser.response(head)
-    coding = [v.lower() for n, v in headers if n == b"transfer-encoding"]
-    lengths = {v for n, v in headers if n == b"content-length"}
-    tokens = _connection_tokens(headers)
-    keep_alive = version == b"1.1" and b"close" not in tokens
+    line = _STATUS_LINE.match(head)
+    if line is None:
+        raise EngineProtocolError("the status line is malformed")
+    fields = head[line.end() :]
+    try:
+        body = _read_framing(fields, _ONCE_IN_RESPONSES)
+        headers = parser.fields(fields)
+    except BadFraming as exc:
+        raise EngineProtocolError(f"the response head is malformed: {exc}") from None
+    status = int(line[2])
+    keep_alive = line[1] == b"1" and b"close" not in _connection_tokens(headers)
     if status < 200 or status in (204, 304):
-        return ResponseHead(status, tuple(headers), 0, keep_alive)
-    if coding:
-        if lengths or coding != [b"chunked"]:
-            raise EngineProtocolError("the framing of the response is ambiguous")
-        return ResponseHead(status, tuple(headers), CHUNKED, keep_alive)
-    if not lengths:
-        return ResponseHead(status, tuple(headers), UNTIL_CLOSE, False)
-    if len(lengths) > 1 or not _DIGITS.fullmatch(next(iter(lengths))):
-        raise EngineProtocolError("the Content-Length of the response is no number")
-    return ResponseHead(status, tuple(headers), int(next(iter(lengths))), keep_alive)
+        body = 0
+    elif body is None:
+        body, keep_alive = UNTIL_CLOSE, False
+    return ResponseHead(status, tuple(headers), body, keep_alive)
 
 
 class BodyReader:
