@@ -1,0 +1,248 @@
+"""An engine without a socket, for exchanges on a fake clock.
+
+It plays the scripts that `ScriptedEngine` plays. Each step is played when the
+answer is read, so a reader that waits makes the engine wait: back pressure with
+no buffer in between. Bytes below the meaning of HTTP (`Raw`, `ReadOnly`) need a
+socket; that a connection can not be had is said by an exception.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Self, TypeAlias, final
+
+import trio
+
+from ..contract import COMPLETIONS, EMBEDDINGS, InternalRequest, LeasePort, Worker
+from ..errors import UpstreamFailed, UpstreamFault
+from ._answers import chat_answer, chat_stream, completion_answer, completion_stream, embedding_answer
+from ._engine_connection import encode_event
+from ._steps import (
+    Chunk,
+    CloseFin,
+    CloseReset,
+    EndChunks,
+    Event,
+    Head,
+    Hold,
+    Json,
+    Repeat,
+    Step,
+    Wait,
+    WaitFor,
+)
+
+FakeScript: TypeAlias = Sequence[Step | Exception]
+
+
+@dataclass(frozen=True, slots=True)
+class FakeAttempt:
+    """One attempt as the engine saw it; `at` is Trio clock seconds."""
+
+    number: int
+    attempt_id: str
+    worker: Worker
+    request: InternalRequest
+    at: float
+
+
+FakeScripting: TypeAlias = FakeScript | Exception | Callable[[FakeAttempt], FakeScript | Exception]
+
+
+def plain_answer(attempt: FakeAttempt) -> FakeScript:
+    """What a plain good engine answers: ``ok`` in the operation's own form, with usage."""
+    operation, stream = attempt.request.operation, attempt.request.stream
+    if operation is EMBEDDINGS:
+        return embedding_answer([0.25, -0.5])
+    if operation is COMPLETIONS:
+        return completion_stream("ok", usage=(3, 1)) if stream else completion_answer()
+    return chat_stream("ok", usage=(3, 1)) if stream else chat_answer()
+
+
+def unreachable(detail: str = "connection refused") -> UpstreamFailed:
+    """Script of a worker to which no connection can be made."""
+    return UpstreamFailed(UpstreamFault.UNREACHABLE, detail)
+
+
+@final
+class FakeEngine:
+    """The engines of all workers in one. See EnginePort.
+
+    Args:
+        scripts: the answers in the order of the attempts, the last one again and
+            again; none means `plain_answer`. A script may be chosen by a function
+            of the attempt. Where it is an exception, opening raises it; one that
+            stands inside a script is raised when it is reached.
+
+    Attributes:
+        attempts: all that were made.
+        reading: answers that are being waited for or read right now.
+        kept: connections that would be reused, since their answer ended cleanly.
+        closed: connections that were closed for any other reason.
+    """
+
+    def __init__(self, *scripts: FakeScripting) -> None:
+        self._scripts: tuple[FakeScripting, ...] = scripts or (plain_answer,)
+        self.attempts: Final[list[FakeAttempt]] = []
+        self.reading = 0
+        self.kept = 0
+        self.closed = 0
+
+    @property
+    def workers(self) -> list[str]:
+        """Which worker each attempt went to."""
+        return [attempt.worker.id for attempt in self.attempts]
+
+    async def open(
+        self, request: InternalRequest, lease: LeasePort, attempt_id: str, nursery: trio.Nursery
+    ) -> FakeAnswer:
+        """See EnginePort. A fake has no body to send, and leaves `nursery` alone."""
+        number = len(self.attempts) + 1
+        attempt = FakeAttempt(number, attempt_id, lease.worker, request, trio.current_time())
+        self.attempts.append(attempt)
+        script = self._script_of(attempt)
+        await trio.lowlevel.checkpoint()  # connecting
+        if isinstance(script, Exception):
+            raise script
+        lease.engine_started()
+        player = _Player(script)
+        self.reading += 1
+        try:
+            return FakeAnswer(self, lease, await player.play_head(), player)
+        except BaseException:
+            self.left(clean=False)
+            raise
+
+    def left(self, *, clean: bool) -> None:
+        """Count an answer that is not read any more; only answers call this."""
+        self.reading -= 1
+        self.kept += clean
+        self.closed += not clean
+
+    def _script_of(self, attempt: FakeAttempt) -> FakeScript | Exception:
+        scripting = self._scripts[min(attempt.number, len(self._scripts)) - 1]
+        return scripting(attempt) if callable(scripting) else scripting
+
+
+@final
+class FakeAnswer:
+    """One answer of a `FakeEngine`. See EngineAnswer."""
+
+    def __init__(self, engine: FakeEngine, lease: LeasePort, head: Head | Json, player: _Player) -> None:
+        self.status: Final = head.status
+        self._engine = engine
+        self._lease = lease
+        self._player = player
+        self._headers = {name.lower(): value for name, value in head.headers}
+        self._until_close = isinstance(head, Head) and "transfer-encoding" not in self._headers
+        self._sized: bytes | None = None
+        if isinstance(head, Json):
+            self._headers.setdefault("content-type", "application/json")
+            self._sized = json.dumps(head.body).encode()
+        self._ended = False
+
+    def header(self, name: bytes) -> bytes | None:
+        """See EngineAnswer."""
+        value = self._headers.get(name.decode())
+        return None if value is None else value.encode()
+
+    @property
+    def ended(self) -> bool:
+        """See EngineAnswer."""
+        return self._ended
+
+    async def receive(self) -> bytes:
+        """See EngineAnswer."""
+        await trio.lowlevel.checkpoint()
+        if self._ended:
+            return b""
+        if self._sized is not None:
+            self._end()
+            return self._sized
+        data = await self._player.play_body(until_close=self._until_close)
+        if not data:
+            self._end()
+        return data
+
+    def __enter__(self) -> Self:
+        """See EngineAnswer."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """See EngineAnswer."""
+        self._engine.left(clean=self._ended and not self._until_close)
+
+    def _end(self) -> None:
+        self._ended = True
+        self._lease.engine_done()
+
+
+class _Player:
+    """Plays one script, as far as somebody reads."""
+
+    def __init__(self, script: FakeScript) -> None:
+        self._steps = _flat(script)
+
+    async def play_head(self) -> Head | Json:
+        """Play up to the head.
+
+        Raises:
+            UpstreamFailed: the connection is closed before one.
+        """
+        step = await self._next_output()
+        if isinstance(step, Head | Json):
+            return step
+        if isinstance(step, CloseFin | CloseReset):
+            raise UpstreamFailed(UpstreamFault.BROKEN, "closed before a whole response head")
+        raise TypeError(f"{step} stands in front of the head")
+
+    async def play_body(self, *, until_close: bool) -> bytes:
+        """Play up to some bytes of the body; ``b""`` is its end.
+
+        Raises:
+            UpstreamFailed: the connection is closed before its end.
+        """
+        match await self._next_output():
+            case Chunk(data):
+                return data
+            case Event() as event:
+                return encode_event(event)
+            case EndChunks():
+                return b""
+            case CloseFin() if until_close:
+                return b""
+            case CloseFin() | CloseReset():
+                raise UpstreamFailed(UpstreamFault.BROKEN, "closed before the end of its message")
+            case step:
+                raise TypeError(f"{step} can not stand in a body without a socket")
+
+    async def _next_output(self) -> Step:
+        """Play what takes time until something leaves the engine; a script that is over holds for ever."""
+        while True:
+            match next(self._steps, Hold()):
+                case Exception() as failure:
+                    raise failure
+                case Wait(seconds):
+                    await trio.sleep(seconds)
+                case WaitFor(event):
+                    await event.wait()
+                case Hold():
+                    await trio.sleep_forever()
+                case step:
+                    return step
+
+
+def _flat(script: FakeScript) -> Iterator[Step | Exception]:
+    """Write repetitions out."""
+    for step in script:
+        if not isinstance(step, Repeat):
+            yield step
+            continue
+        played = 0
+        while step.times is None or played < step.times:
+            yield from _flat(step.steps)
+            if step.every:
+                yield Wait(step.every)
+            played += 1
