@@ -245,6 +245,7 @@ BEFORE_CONTENT: dict[str, tuple[Script, Told]] = {
         (HEAD, ROLE, chat_chunk({}, finish="abort"), DONE, EndChunks()),
         OVERLOADED,
     ),
+    "fails by a finish reason": ((HEAD, chat_chunk({}, finish="error"), DONE, EndChunks()), FAILED),
     "leaves a choice without a finish": ((HEAD, ROLE, chat_chunk({}, index=1), DONE, EndChunks()), FAILED),
 }
 
@@ -281,6 +282,7 @@ AFTER_CONTENT: dict[str, tuple[Script, str]] = {
     "sends no JSON": ((Event('{"finish_reason": '), DONE, EndChunks()), "engine_protocol_error"),
     "sends an endless event": ((Chunk(b'data: {"' + b"x" * 5000), Hold()), "engine_protocol_error"),
     "gives the request up": ((chat_chunk({}, finish="abort"), DONE, EndChunks()), "engine_overloaded"),
+    "fails by a finish reason": ((chat_chunk({}, finish="error"), DONE, EndChunks()), "engine_failed"),
     "finishes another choice": ((chat_chunk({}, index=1, finish="stop"), CloseFin()), "engine_failed"),
 }
 
@@ -431,7 +433,9 @@ BAD_BODIES: dict[str, tuple[Script, Told]] = {
         FAILED,
     ),
     "lacks a choice": (chat_answer(choices=1), FAILED),
-    "was given up": (chat_answer(choices=2, finish="abort"), OVERLOADED),
+    "was given up": (chat_answer("", choices=2, finish="abort"), OVERLOADED),
+    "was given up in its middle": (chat_answer("x", choices=2, finish="abort"), FAILED),
+    "failed by a finish reason": (chat_answer("", choices=2, finish="error"), FAILED),
     "is an error": ((Json(error_body("broke")),), FAILED),
     "is an error object": ((Json({"object": "error", "message": "bad", "code": 400}),), passed_on(400)),
     "is an error of class 429": (
@@ -517,11 +521,11 @@ async def test_a_message_that_names_the_worker_or_its_key_is_cleaned(tmp_path: P
 
 
 async def test_an_engines_401_is_not_shown() -> None:
-    script = error_answer(401, "key abc is wrong", headers=(("www-authenticate", "Basic"),))
+    script = error_answer(401, "key hunter2 is wrong", headers=(("www-authenticate", "Basic"),))
     async with open_engine(script) as engine, serving(engine) as gateway:
         answer = await gateway.ask(chat_request())
         assert answer.status == 502
-        assert b"abc" not in answer.body
+        assert b"hunter2" not in answer.body
         assert answer.header("www-authenticate") is None
         assert answer.header("x-should-retry") == "false"
 

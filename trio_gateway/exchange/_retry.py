@@ -92,6 +92,8 @@ def of_error(error: EngineError, retry_after: float | None = None) -> Failure:
         retry_after: seconds, as the engine asked.
     """
     status = error.status
+    if error.gave_up:
+        return ABORTED
     if error.out_of_memory and status >= 500:
         return Failure(
             Way.NOWHERE,

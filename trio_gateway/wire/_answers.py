@@ -40,6 +40,7 @@ class EngineError:
     Attributes:
         status: HTTP status, or the class that an in-band error claims.
         message: at most 1 KiB, printable; empty if the engine said nothing.
+        gave_up: the engine dropped the request before any output, as it does when it stops.
     """
 
     status: int
@@ -48,6 +49,7 @@ class EngineError:
     code: str | None = None
     param: str | None = None
     out_of_memory: bool = False
+    gave_up: bool = False
 
 
 # Counts that no engine reaches are no counts; they would only break what adds them up.
@@ -67,6 +69,14 @@ class _Usage(msgspec.Struct):
 class _Choice(msgspec.Struct):
     index: int = 0
     finish_reason: str | None = None
+    message: Any = None
+    text: Any = None
+
+    @property
+    def says_something(self) -> bool:
+        """Whether it has output."""
+        said = self.message if isinstance(self.message, dict) else {}
+        return bool(self.text) or any(value for key, value in said.items() if key != "role")
 
 
 class _Answer(msgspec.Struct):
@@ -116,16 +126,19 @@ def judge_answer(
     if failed:
         return read_error(body, None, secrets)
     if operation.choices:
+        given_up = [c for c in answer.choices or () if c.finish_reason in NO_FINISH]
+        if given_up:
+            unsaid = all(c.finish_reason == ABORT and not c.says_something for c in given_up)
+            return EngineError(503 if unsaid else 500, gave_up=unsaid)
         finished = {c.index for c in answer.choices or () if c.finish_reason}
         if len(finished) < choices:
             raise EngineProtocolError("the answer has a choice without a finish reason")
-        if any(c.finish_reason in NO_FINISH for c in answer.choices or ()):
-            raise EngineProtocolError("the engine gave a choice up")
     return _read_usage(answer.usage)
 
 
 # Finish reasons that say that the engine stopped, not that the answer is whole.
-NO_FINISH: Final = frozenset({"abort", "error"})
+ABORT: Final = "abort"
+NO_FINISH: Final = frozenset({ABORT, "error"})
 
 
 def _is_error(error: msgspec.Raw, kind: object) -> bool:

@@ -18,7 +18,7 @@ import msgspec
 
 from ..contract import COMPLETIONS, Operation
 from ..errors import EngineProtocolError
-from ._answers import NO_FINISH, EngineError, Usage, drop_usage, read_error, read_usage, rename_model
+from ._answers import ABORT, NO_FINISH, EngineError, Usage, drop_usage, read_error, read_usage, rename_model
 from ._sse import Event, EventReader, write_event
 
 _decode = msgspec.json.Decoder().decode
@@ -173,7 +173,7 @@ class StreamRelay:
         return self._take_object(data, out)
 
     def _take_object(self, data: bytes, out: list[bytes]) -> bool:
-        usage_only = False
+        output = True
         if (
             not self.committed
             or b'"error"' in data
@@ -187,13 +187,14 @@ class StreamRelay:
             if usage_only and not self._shape.wants_usage:
                 return True
             data = self._without_usage(value, data, usage_only)
+            output = any(map(_has_output, _choices_of(value)))
         if self._rename:
             try:
                 data = self._renamed(data)
             except EngineProtocolError:
                 self._malformed("an event is not valid JSON")
                 return False
-        self._pass(data, usage_only, out)
+        self._pass(data, output, out)
         return not self.over
 
     def _decode(self, data: bytes) -> dict[str, Any] | None:
@@ -225,15 +226,15 @@ class StreamRelay:
     def _read_choices(self, value: dict[str, Any]) -> bool:
         """Note finishes and the commit; False: the engine gave a choice up."""
         commits = bool(value.get("prompt_progress"))
-        choices = value.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            if not isinstance(choice, dict):
-                continue
+        for choice in _choices_of(value):
             reason = choice.get("finish_reason")
             if not isinstance(reason, str):
                 reason = ""  # none yet, and what is no word ends nothing
             if reason in NO_FINISH:
-                self.aborted = True
+                if reason == ABORT:
+                    self.aborted = True
+                else:
+                    self.fault = EngineError(500)
                 return False
             if reason:
                 index = choice.get("index")
@@ -249,7 +250,7 @@ class StreamRelay:
         found = _USAGE_AT_END.search(data)
         return data[: found.start()] + b"}" if found else drop_usage(data)
 
-    def _pass(self, data: bytes, usage_only: bool, out: list[bytes]) -> None:
+    def _pass(self, data: bytes, output: bool, out: list[bytes]) -> None:
         if not self.committed:
             self._hold(write_event(data))
             return
@@ -258,7 +259,7 @@ class StreamRelay:
             self.events += len(self._held)
             self._held.clear()
         self.events += 1
-        self.content_events += not usage_only
+        self.content_events += output
         out.append(write_event(data))
 
     def _hold(self, block: bytes) -> None:
@@ -274,6 +275,11 @@ class StreamRelay:
         if found[1] != self._upstream_name:
             return data
         return data[: found.start(1)] + self._public_name + data[found.end(1) :]
+
+
+def _choices_of(value: dict[str, Any]) -> list[dict[str, Any]]:
+    found = value.get("choices")
+    return [choice for choice in found if isinstance(choice, dict)] if isinstance(found, list) else []
 
 
 def _has_output(choice: dict[str, Any]) -> bool:
