@@ -245,27 +245,33 @@ class Attempt:
         return failure
 
     async def _relay(self, relay: StreamRelay, answer: EngineAnswer, worker: Worker) -> Failure | None:
-        seen = 0
-        now = 0.0
-        while not relay.over:
-            data = await answer.receive()
-            if not data:
-                relay.end()
-                break
-            block = relay.feed(data)
-            if relay.progress != seen:
-                seen, now = relay.progress, trio.current_time()
-                if relay.committed:
-                    self._progress_at = now
-            if block:
-                if not self._tally.committed:
-                    self._commit(worker, now)
-                await self._delivery.hand_over(block, now)
+        while not relay.over and await self._move(relay, answer, worker):
+            await self._delivery.room()
         if relay.aborted:
             return _retry.ABORTED
         if relay.fault is not None:
             return _retry.of_error(relay.fault)
         return None if relay.all_finished else _retry.CUT
+
+    async def _move(self, relay: StreamRelay, answer: EngineAnswer, worker: Worker) -> bool:
+        """Move one read's worth of events; False at the end of the message.
+
+        A step of its own, so that nothing of it stays in memory while the next waits.
+        """
+        data = await answer.receive()
+        if not data:
+            relay.end()
+            return False
+        seen = relay.progress
+        block = relay.feed(data)
+        now = trio.current_time() if relay.progress != seen else self._progress_at
+        if relay.committed:
+            self._progress_at = now
+        if block:
+            if not self._tally.committed:
+                self._commit(worker, now)
+            await self._delivery.hand_over(block, now)
+        return True
 
     def _commit(self, worker: Worker, now: float) -> None:
         self._output_due = math.inf

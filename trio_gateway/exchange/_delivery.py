@@ -8,7 +8,7 @@ order of bytes is the channel's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -103,9 +103,17 @@ class Delivery:
             self._write_through(block)
             return
         self._start_writing()
+        await self._wait_blocked(self._channel.put(block))
+
+    async def room(self) -> None:
+        """Wait until the next block will find room, so that nothing is read which nothing can hold."""
+        if self._writing:
+            await self._wait_blocked(self._channel.wait_room(PIECE))
+
+    async def _wait_blocked(self, waiting: Awaitable[None]) -> None:
         self.blocked = True  # the clock must not take a slow client for a slow engine
         try:
-            await self._channel.put(block)
+            await waiting
         finally:
             self.blocked = False
 

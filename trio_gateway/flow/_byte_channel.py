@@ -121,12 +121,16 @@ class ByteChannel:
 
     async def put(self, block: bytes) -> None:
         """Add a block of whole events once there is room. A cancelled put adds nothing."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while self._used and self._used + len(block) > self._cap:
-            await self._room.park()
+        await self.wait_room(len(block))
         while self._used and len(block) > self._pool.left:
             await self._pool.wait_free(self._room)
         self.put_nowait(block)
+
+    async def wait_room(self, size: int) -> None:
+        """Wait until ``size`` bytes fit, or nothing waits at all."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while self._used and self._used + size > self._cap:
+            await self._room.park()
 
     def put_nowait(self, block: bytes) -> None:
         """Add a block whatever the cap says: a last error event, or an answer already counted."""

@@ -13,7 +13,7 @@ from ..errors import BadFraming, EngineProtocolError, UpstreamFailed, UpstreamFa
 from ..wire import UNTIL_CLOSE, BodyReader, HeadBuffer, ResponseHead, parse_response_head
 from ._dial import Stream, try_send
 
-READ_SIZE: Final = 32 * 1024  # bytes a step: what a busy stream may take of the loop at a time
+READ_SIZE: Final = 16 * 1024  # bytes a step: what a busy stream may take of the loop at a time
 MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_HEADERS: Final = 100
 _INFLATED_PIECE: Final = 64 * 1024
