@@ -306,6 +306,8 @@ class BodyReader:
 
     def _step(self, line: bytes) -> None:
         """Take one line of framing, its line end included."""
+        if len(line) > MAX_CHUNK_LINE:
+            raise EngineProtocolError("a chunk line is too long")
         if not line.endswith(b"\r\n"):
             raise EngineProtocolError("a bare LF in the chunk framing")
         if self._after_data:
@@ -319,7 +321,7 @@ class BodyReader:
             self.ended = line == b"\r\n"
         else:
             size = _CHUNK_SIZE.fullmatch(line, 0, len(line) - 2)
-            if size is None or len(line) > MAX_CHUNK_LINE:
+            if size is None:
                 raise EngineProtocolError("a chunk size is malformed")
             self._left = int(size[1], 16)
             self._in_trailer = not self._left
