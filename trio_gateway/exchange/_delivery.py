@@ -19,8 +19,10 @@ from ..errors import ClientGone
 from ..flow import ByteChannel
 from ..wire import HEARTBEAT
 
-PIECE: Final = 16 * 1024  # bytes per write: small enough to know how far a stuck one came
-PIECES_A_TURN: Final = 4  # then other tasks have theirs
+PIECE: Final = 16 * 1024  # bytes written through at once
+SLOW_PIECE: Final = 8 * 1024  # bytes per write to a slow client: what it may cost beyond its buffer
+HEADROOM: Final = 2 * PIECE  # for the next read, and for what the writer has in its hand
+PIECES_A_TURN: Final = 8  # then other tasks have theirs
 _LOOKS: Final = 4  # at a slow reader within its stall timeout
 _LOOK_EVERY: Final = 1.0  # seconds at most between two of them
 
@@ -108,7 +110,7 @@ class Delivery:
     async def room(self) -> None:
         """Wait until the next block will find room, so that nothing is read which nothing can hold."""
         if self._writing:
-            await self._wait_blocked(self._channel.wait_room(PIECE))
+            await self._wait_blocked(self._channel.wait_room(HEADROOM))
 
     async def _wait_blocked(self, waiting: Awaitable[None]) -> None:
         self.blocked = True  # the clock must not take a slow client for a slow engine
@@ -139,7 +141,7 @@ class Delivery:
         turn = 0
         while True:
             await self._client.flush()
-            piece = self._channel.take(PIECE)
+            piece = self._channel.take(SLOW_PIECE)
             if piece:
                 self._client.push(piece, last=self._channel.closed and not self._channel.used)
                 turn = (turn + 1) % PIECES_A_TURN
