@@ -19,8 +19,9 @@ from ..errors import Problem, Refused
 
 MAX_DEPTH: Final = 100
 
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{},]', re.DOTALL)
-_MAY_OVERFLOW = re.compile(rb"[0-9][eE]\+?0*[1-9][0-9]{2}|[0-9]{309}")
+# A string without an end is one token too: looking for its end from each of its quotes would take for ever.
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{},]', re.DOTALL)
+_EMPTY = re.compile(rb"[ \t\r\n]*+[\]}]")
 _POSITION = re.compile(r"line (\d+) column (\d+)$")
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -41,7 +42,7 @@ def read_object(body: bytes, max_values: int) -> dict[str, Json]:
         raise _invalid(_describe(str(exc))) from None
     if not isinstance(value, dict):
         raise _invalid("the body is not a JSON object")
-    if _MAY_OVERFLOW.search(body) is not None and _has_infinity(value):
+    if _has_infinity(value):
         raise _invalid("a number is too large")
     return value
 
@@ -89,7 +90,7 @@ def _check_shape(body: bytes, max_values: int) -> None:
         byte = body[token.start()]
         if byte in b"[{":
             depth += 1
-            values += 1
+            values += _EMPTY.match(body, token.end()) is None
             if depth > MAX_DEPTH:
                 raise _invalid(f"nested over {MAX_DEPTH} levels")
         elif byte in b"]}":
@@ -101,9 +102,9 @@ def _check_shape(body: bytes, max_values: int) -> None:
 
 
 def _has_infinity(value: Json) -> bool:
+    """Whether a number overflowed. Looks at values: they are bounded in number, while bytes are many."""
     todo: list[Json] = [value]
-    while todo:
-        item = todo.pop()
+    for item in todo:
         if isinstance(item, float):
             if math.isinf(item):
                 return True
