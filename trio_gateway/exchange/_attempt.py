@@ -100,7 +100,8 @@ class Attempt:
         self._scope: trio.CancelScope | None = None
         self._expired: Failure | None = None
         self._output_due = math.inf  # for the first committing event
-        self._progress_at = math.inf  # of a committed stream
+        self._progress_at = math.inf  # of a committed stream, or within a buffered answer
+        self._paused = False  # no room for more of a buffered answer
         self.held = 0
 
     async def run(self, lease: LeasePort, nursery: trio.Nursery) -> Failure | None:
@@ -197,14 +198,23 @@ class Attempt:
             while data := await answer.receive():
                 if self.held + len(data) > self._limits.answer_bytes:
                     raise UpstreamFailed(UpstreamFault.TOO_LARGE, f"over {self._limits.answer_bytes} bytes")
+                self._note_output(trio.current_time())
+                self._paused = True
                 await pool.reserve(len(data), self.held)
+                self._paused = False
                 self.held += len(data)
                 pieces.append(data)
-                self._output_due = trio.current_time() + self._limits.between_events
             return b"".join(pieces)
         finally:
             held, self.held = self.held, 0
             pool.give(held)
+
+    def _note_output(self, now: float) -> None:
+        """Some of a buffered answer came: from now on only silence within it is limited."""
+        self._progress_at = now
+        if self._output_due != math.inf:
+            self._output_due = math.inf
+            self._poke()
 
     async def _judge(self, body: bytes, secrets: tuple[str, ...]) -> EngineError | tuple[bytes, Usage | None]:
         request = self._request
@@ -296,8 +306,8 @@ class Attempt:
         """Do what is due, and answer when to look again."""
         if self._scope is None:
             return math.inf
-        if self._delivery.blocked:
-            # A slow client is not the engine's fault.
+        if self._delivery.blocked or self._paused:
+            # A slow client is not the engine's fault, nor is it that we have no room.
             self._progress_at = now
         due = min(self._output_due, self._progress_at + self._limits.between_events)
         if due > now:
