@@ -130,11 +130,15 @@ def _beside(
         began = time.monotonic()
         found.beside_ms.append(_read(proxy, options.some(400)))
         found.idle_cores.append((cpu_ns(proxy.pids) - spent) / 1e9 / (time.monotonic() - began))
+        # What the gateway itself counts; the rest of its memory is overhead.
+        buffered = proxy.statistics()["buffered_bytes"] if isinstance(proxy, peers.Gateway) else None
         most = max(settled, Memory.of(proxy), key=lambda memory: memory.total)
     found.per_client.append((most.total - before.total) / CLIENTS)
     found.pss.append((most.pss - before.pss) / CLIENTS)
     found.kernel.append((most.fields["total"] - before.fields["total"]) / CLIENTS)
-    found.raw.append({"pss": most.pss, "pss_before": before.pss, "sockets": most.fields})
+    found.raw.append(
+        {"pss": most.pss, "pss_before": before.pss, "sockets": most.fields, "buffered_bytes": buffered}
+    )
 
 
 @contextmanager
