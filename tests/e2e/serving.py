@@ -31,7 +31,7 @@ Headers = tuple[tuple[str, str], ...]
 Leaving = Literal["fin", "reset"]
 
 
-# Configuration ------------------------------------------------------------
+# Configuration ----------------------------------------------------------------------------------------------
 
 
 def toml(value: object) -> str:
@@ -77,7 +77,7 @@ def tenant(name: str, key: str, **members: object) -> dict[str, object]:
     return {"id": name, "keys": [{"id": f"{name}-key", "hash": f"sha256:{digest}"}], **members}
 
 
-# The running gateway ------------------------------------------------------------
+# The running gateway ----------------------------------------------------------------------------------------
 
 
 class Serving:
@@ -250,7 +250,7 @@ async def serving(
     assert not [line for line in log.getvalue().splitlines() if json.loads(line)["event"] == "bug"]
 
 
-# Small words ------------------------------------------------------------
+# Small words ------------------------------------------------------------------------------------------------
 
 
 def parse_address(shown: str) -> Address:

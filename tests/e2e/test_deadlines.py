@@ -34,7 +34,7 @@ NEVER: dict[str, Script] = {
 }
 
 
-# The deadline of the request --------------------------------------------------
+# The deadline of the request --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("script", NEVER.values(), ids=NEVER.keys())
@@ -49,7 +49,9 @@ async def test_a_deadline_before_content_is_a_504(script: Script) -> None:
             await engine.requests[0].closed.wait()
 
 
-@pytest.mark.parametrize("script", [(Hold(),), (Head(200, SIZED), Raw(b"{"), Hold())], ids=["nothing", "half"])
+@pytest.mark.parametrize(
+    "script", [(Hold(),), (Head(200, SIZED), Raw(b"{"), Hold())], ids=["nothing", "half"]
+)
 async def test_a_deadline_of_a_buffered_answer_is_a_504(script: Script) -> None:
     async with open_engine(script) as engine, serving(engine) as gateway:
         answer = await gateway.ask(chat_request(stream=False, headers=SOON))
@@ -136,7 +138,7 @@ async def test_a_timeout_that_is_no_number_is_a_400(asked: str) -> None:
         assert engine.statistics().requests == 0
 
 
-# The first content of an attempt --------------------------------------------------
+# The first content of an attempt ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("script", NEVER.values(), ids=NEVER.keys())
@@ -188,7 +190,7 @@ async def test_once_there_is_content_the_first_limit_counts_no_more() -> None:
             assert (await client.read_to_end()).chat().text == "onetwo"
 
 
-# Silence within an answer --------------------------------------------------
+# Silence within an answer -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def text_event(text: str, **more: object) -> str:
     return json.dumps({"id": "x", "choices": [choice], **more})
 
 
-# Reading engines ------------------------------------------------------------
+# Reading engines --------------------------------------------------------------------------------------------
 
 
 async def test_event_data_passes_byte_by_byte_whatever_its_form() -> None:
@@ -144,7 +144,7 @@ async def test_several_prompts_with_several_choices_each_have_all_to_finish() ->
         assert (await gateway.ask(request)).chat().done == 0
 
 
-# Names and usage ------------------------------------------------------------
+# Names and usage --------------------------------------------------------------------------------------------
 
 
 async def test_the_model_has_its_public_name_everywhere_and_nothing_else_changes() -> None:
@@ -221,7 +221,7 @@ async def test_a_buffered_answer_keeps_its_usage() -> None:
         assert (record.tokens_prompt, record.tokens_generated, record.tokens_delivered) == (7, 5, 5)
 
 
-# When things are sent ------------------------------------------------------------
+# When things are sent ---------------------------------------------------------------------------------------
 
 
 async def test_headers_are_held_back_until_there_is_content() -> None:
@@ -314,7 +314,7 @@ async def test_a_buffered_answer_has_no_heartbeats() -> None:
             assert (await client.read_to_end()).status == 200
 
 
-# Towards the engine ------------------------------------------------------------
+# Towards the engine -----------------------------------------------------------------------------------------
 
 
 async def test_unknown_fields_reach_the_engine_as_they_came() -> None:
@@ -386,7 +386,7 @@ async def test_an_embedding_can_not_be_streamed() -> None:
         assert engine.statistics().requests == 0
 
 
-# Identity ------------------------------------------------------------
+# Identity ---------------------------------------------------------------------------------------------------
 
 
 async def test_every_exchange_has_a_name_of_ours_and_echoes_the_callers() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trio_gateway.flow import BufferPool, ByteChannel
+from trio_gateway.flow import BufferPool, ByteChannel, Gathering
 
 CAP = 10
 PLENTY = 1_000_000
@@ -141,40 +141,71 @@ async def test_the_pool_counts_what_is_dropped_as_free(nursery: trio.Nursery) ->
     assert (one.used, pool.used) == (0, 6)
 
 
-async def test_a_reader_of_a_whole_answer_waits_for_the_pool_unless_it_holds_nothing(
+async def take(gathering: Gathering, size: int, through: list[Gathering]) -> None:
+    await gathering.take(size)
+    through.append(gathering)
+
+
+async def test_of_the_whole_answers_that_find_no_room_the_first_goes_on_and_the_others_wait(
     nursery: trio.Nursery,
 ) -> None:
     pool = BufferPool(10)
+    through: list[Gathering] = []
+    with Gathering(pool) as first, Gathering(pool) as second:
+        await first.take(5)
+        await second.take(5)
+        nursery.start_soon(take, first, 4, through)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(take, second, 4, through)
+        await wait_all_tasks_blocked()
+        assert (through, first.held, second.held, pool.used) == ([first], 9, 5, 14)
+        await first.take(20)  # still, until it is whole
+        first.__exit__()
+        await wait_all_tasks_blocked()
+        assert (through, first.held, second.held, pool.used) == ([first, second], 0, 9, 9)
+    assert pool.used == 0
+
+
+async def test_a_whole_answer_waits_for_room_behind_another_that_goes_on(nursery: trio.Nursery) -> None:
+    pool = BufferPool(10)
+    through: list[Gathering] = []
     pool.take(10)
-    with trio.fail_after(1):
-        await pool.reserve(4, 0)
-    assert pool.used == 14
-    through: list[int] = []
-
-    async def reserve() -> None:
-        await pool.reserve(4, 4)
-        through.append(pool.used)
-
-    nursery.start_soon(reserve)
-    await wait_all_tasks_blocked()
-    assert not through
-    pool.give(7)
-    await wait_all_tasks_blocked()
-    assert not through  # 3 are left
-    pool.give(1)
-    await wait_all_tasks_blocked()
-    assert through == [10]
+    with Gathering(pool) as first, Gathering(pool) as second:
+        await first.take(1)
+        nursery.start_soon(take, second, 4, through)
+        await wait_all_tasks_blocked()
+        pool.give(4)
+        await wait_all_tasks_blocked()
+        assert not through  # 3 are left
+        pool.give(1)
+        await wait_all_tasks_blocked()
+        assert (through, pool.used) == ([second], 10)
 
 
-async def test_a_cancelled_reservation_holds_nothing(autojump_clock: MockClock) -> None:
+async def test_a_whole_answer_that_is_given_up_lets_the_next_go_on(nursery: trio.Nursery) -> None:
     pool = BufferPool(10)
     pool.take(10)
-    with trio.move_on_after(1) as scope:
-        await pool.reserve(4, 4)
-    assert scope.cancelled_caught
+    through: list[Gathering] = []
+    with Gathering(pool) as second:
+        with Gathering(pool) as first:
+            await first.take(1)
+            nursery.start_soon(take, second, 1, through)
+            await wait_all_tasks_blocked()
+            assert not through
+        await wait_all_tasks_blocked()
+        assert (through, pool.used) == ([second], 11)
+
+
+async def test_a_cancelled_wait_for_room_holds_nothing(autojump_clock: MockClock) -> None:
+    pool = BufferPool(10)
+    pool.take(10)
+    with Gathering(pool) as first, Gathering(pool) as second:
+        await first.take(1)
+        with trio.move_on_after(1) as scope:
+            await second.take(4)
+        assert scope.cancelled_caught
+        assert (second.held, pool.used) == (0, 11)
     assert pool.used == 10
-    pool.give(10)
-    assert pool.used == 0
 
 
 # Cancelling -----------------------------------------------------------------------------------------------

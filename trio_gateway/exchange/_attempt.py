@@ -16,7 +16,7 @@ import trio
 
 from ..contract import AnswerHead, EngineAnswer, EnginePort, FleetPort, InternalRequest, LeasePort, Worker
 from ..errors import EngineProtocolError, UpstreamFailed, UpstreamFault
-from ..flow import BufferPool
+from ..flow import BufferPool, Gathering
 from ..ledger import Tally
 from ..wire import (
     DONE,
@@ -76,9 +76,6 @@ class Attempt:
     Args:
         headers: makes the answer's headers, once a worker is known.
         poke: told when something may be due earlier than the clock thinks.
-
-    Attributes:
-        held: bytes of a buffered answer that were read and not yet handed over.
     """
 
     def __init__(
@@ -102,7 +99,12 @@ class Attempt:
         self._output_due = math.inf  # for the first committing event
         self._progress_at = math.inf  # of a committed stream, or within a buffered answer
         self._paused = False  # no room for more of a buffered answer
-        self.held = 0
+        self._gathering = Gathering(parts.pool)
+
+    @property
+    def held(self) -> int:
+        """Bytes of a buffered answer that were read and not yet handed over."""
+        return self._gathering.held
 
     async def run(self, lease: LeasePort, nursery: trio.Nursery) -> Failure | None:
         """Make the attempt; None: the whole answer was handed over.
@@ -192,22 +194,17 @@ class Attempt:
 
     async def _read_whole(self, answer: EngineAnswer) -> bytes:
         """Read a body within its own bound and that of all answers together."""
-        pool = self._parts.pool
         pieces: list[bytes] = []
-        try:
+        with self._gathering as room:
             while data := await answer.receive():
-                if self.held + len(data) > self._limits.answer_bytes:
+                if room.held + len(data) > self._limits.answer_bytes:
                     raise UpstreamFailed(UpstreamFault.TOO_LARGE, f"over {self._limits.answer_bytes} bytes")
                 self._note_output(trio.current_time())
                 self._paused = True
-                await pool.reserve(len(data), self.held)
+                await room.take(len(data))
                 self._paused = False
-                self.held += len(data)
                 pieces.append(data)
             return b"".join(pieces)
-        finally:
-            held, self.held = self.held, 0
-            pool.give(held)
 
     def _note_output(self, now: float) -> None:
         """Some of a buffered answer came: from now on only silence within it is limited."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Self
 
 import trio
 
@@ -32,6 +33,7 @@ class BufferPool:
         self.total = total
         self.used = 0
         self._short: dict[trio.lowlevel.ParkingLot, int] = {}
+        self._first: Gathering | None = None
 
     @property
     def left(self) -> int:
@@ -45,6 +47,21 @@ class BufferPool:
     def give(self, size: int) -> None:
         """Count ``size`` bytes as free again, and wake whoever waits for them."""
         self.used -= size
+        self._wake()
+
+    def lets_over(self, gathering: Gathering) -> bool:
+        """Whether this one may go on although there is no room: the first that asked, until it is through."""
+        if self._first is None:
+            self._first = gathering
+        return self._first is gathering
+
+    def through(self, gathering: Gathering) -> None:
+        """Let another one go over the bound. Idempotent."""
+        if self._first is gathering:
+            self._first = None
+            self._wake()
+
+    def _wake(self) -> None:
         for lot in tuple(self._short):
             lot.unpark_all()
 
@@ -58,16 +75,42 @@ class BufferPool:
             if not self._short[lot]:
                 del self._short[lot]
 
-    async def reserve(self, size: int, holding: int) -> None:
-        """Wait until ``size`` more bytes fit, then hold them.
 
-        A holder of nothing is let through, so that one answer can always proceed.
-        """
-        lot = trio.lowlevel.ParkingLot()
+class Gathering:
+    """Bytes of one answer that is read whole before its client gets any of it.
+
+    Several of them, each half read, could fill the pool and wait for each other
+    for ever. So the first that finds no room goes on until it is whole, and the
+    others wait: the pool is over its bound by at most one answer.
+
+    Leaving the ``with`` block gives all bytes back.
+
+    Attributes:
+        held: bytes right now.
+    """
+
+    def __init__(self, pool: BufferPool) -> None:
+        self._pool = pool
+        self._lot = trio.lowlevel.ParkingLot()
+        self.held = 0
+
+    async def take(self, size: int) -> None:
+        """Wait until ``size`` more bytes may be held, then hold them."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        while holding and size > self.left:
-            await self.wait_free(lot)
-        self.take(size)
+        while size > self._pool.left and not self._pool.lets_over(self):
+            await self._pool.wait_free(self._lot)
+        self._pool.take(size)
+        self.held += size
+
+    def __enter__(self) -> Self:
+        """Hold nothing yet."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Give all back."""
+        held, self.held = self.held, 0
+        self._pool.give(held)
+        self._pool.through(self)
 
 
 @dataclass(frozen=True, slots=True)
