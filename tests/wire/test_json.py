@@ -1,0 +1,219 @@
+"""Strict JSON: what is doubtful is refused without being quoted, and what passes, passes byte for byte."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.wire.grammar import JSON_VALUES, json_objects
+from trio_gateway.errors import Problem, Refused
+from trio_gateway.wire._json import MAX_DEPTH, join_members, needs_thread, raw_members, read_object
+
+PLENTY = 1000
+SECRET = "sk-secret"
+
+
+def refusal(body: bytes, max_values: int = PLENTY) -> Problem:
+    with pytest.raises(Refused) as refused:
+        read_object(body, max_values)
+    problem = refused.value.problem
+    assert (problem.status, problem.code, problem.final) == (400, "invalid_json", True)
+    return problem
+
+
+@given(json_objects())
+def test_an_object_reads_as_python_reads_it(text: str) -> None:
+    assert read_object(text.encode(), PLENTY) == json.loads(text)
+
+
+@given(st.dictionaries(st.text(max_size=3), JSON_VALUES, max_size=3))
+def test_what_python_writes_reads_back(value: dict[str, Any]) -> None:
+    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
+        assert read_object(text.encode(), PLENTY) == value
+
+
+DOUBTFUL = {
+    "nothing": b"",
+    "blanks": b" \n",
+    "half": b'{"a": "sk-secret',
+    "a list": b'["sk-secret"]',
+    "a string": b'"sk-secret"',
+    "a number": b"1",
+    "null": b"null",
+    "a byte order mark": b'\xef\xbb\xbf{"a": 1}',
+    "UTF-16": '{"a": 1}'.encode("utf-16"),
+    "a key twice": b'{"sk-secret": 1, "sk-secret": 1}',
+    "a key twice, spelt differently": b'{"sk-secret": 1, "sk-\\u0073ecret": 2}',
+    "a key twice, deep down": b'{"a": [{"b": {"sk-secret": 1, "sk-secret": 2}}]}',
+    "NaN": b'{"sk-secret": NaN}',
+    "Infinity": b'{"sk-secret": Infinity}',
+    "-Infinity": b'{"sk-secret": -Infinity}',
+    "an overflow": b'{"sk-secret": 1e999}',
+    "a negative overflow": b'{"sk-secret": [{"x": -1E+309}]}',
+    "an overflow with zeros": b'{"sk-secret": 1e0000000000400}',
+    "an overflow of a fraction": b'{"sk-secret": ' + b"9" * 400 + b".5}",
+    "an overflow of a long number": b'{"sk-secret": ' + b"9" * 250 + b"e99}",
+    "a number longer than anybody counts": b'{"sk-secret": ' + b"9" * 5000 + b"}",
+    "an invalid byte in a string": b'{"a": "sk-secret\xff"}',
+    "an invalid byte in a key": b'{"sk-secret\xff": 1}',
+    "an overlong encoding": b'{"sk-secret": "\xc0\xaf"}',
+    "an encoded surrogate": b'{"sk-secret": "\xed\xa0\x80"}',
+    "a lone high surrogate": b'{"sk-secret": "\\ud800"}',
+    "a lone low surrogate": b'{"sk-secret": "\\udc00"}',
+    "surrogates in the wrong order": b'{"sk-secret": "\\ude00\\ud83d"}',
+    "a lone surrogate in a key": b'{"\\ud83dsk-secret": 1}',
+    "bytes behind the end": b'{"a": 1} sk-secret',
+    "a second object": b'{"a": 1}{"sk-secret": 1}',
+    "a NUL behind the end": b'{"a": 1}\x00',
+    "a comment": b'{"a": 1 /* sk-secret */}',
+    "a comma too many": b'{"sk-secret": 1,}',
+    "a comma too many in a list": b'{"sk-secret": [1,]}',
+    "a bare word": b"{sk-secret: 1}",
+    "single quotes": b"{'sk-secret': 1}",
+    "a control character in a string": b'{"sk-secret": "\x01"}',
+    "a line end in a string": b'{"sk-secret": "\n"}',
+    "an unknown escape": b'{"sk-secret": "\\x41"}',
+    "a zero in front": b'{"sk-secret": 01}',
+    "a plus in front": b'{"sk-secret": +1}',
+    "a point without digits": b'{"sk-secret": 1.}',
+    "a form feed as a blank": b'{\x0c"sk-secret": 1}',
+}
+
+
+@pytest.mark.parametrize("body", DOUBTFUL.values(), ids=DOUBTFUL)
+def test_what_is_doubtful_is_refused_and_not_quoted(body: bytes) -> None:
+    message = refusal(body).message
+    assert "secret" not in message
+    assert "NaN" not in message
+    assert message.isascii()
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"a": 1,\n "a": 2}', "a key stands twice in one object at line 2 column 5"),
+        (b'{"a": nope}', "not valid JSON at line 1 column 7"),
+        (b"[1]", "the body is not a JSON object"),
+        (b'{"a": 1e400}', "a number is too large"),
+        # A key that looks like the end of a message does not become a place.
+        (
+            b'{"at line 7 column 7": 1, "at line 7 column 7": 1}',
+            "a key stands twice in one object at line 1 column 48",
+        ),
+    ],
+)
+def test_the_place_of_a_mistake_is_named(body: bytes, words: str) -> None:
+    message = refusal(body).message
+    assert re.sub(r"\d+$", "", message) == re.sub(r"\d+$", "", words)
+
+
+@given(json_objects(), st.data())
+def test_a_whole_body_that_lost_or_gained_a_byte_is_read_or_refused(text: str, data: st.DataObject) -> None:
+    body = text.encode()
+    at = data.draw(st.integers(0, len(body)))
+    for changed in (
+        body[:at] + body[at + 1 :],
+        body[:at] + data.draw(st.binary(min_size=1, max_size=1)) + body[at:],
+    ):
+        try:
+            value = read_object(changed, PLENTY)
+        except Refused:
+            continue
+        assert {k: json.loads(v) for k, v in raw_members(changed).items()} == value
+
+
+def nested(depth: int, opens: bytes, closes: bytes) -> bytes:
+    """An object of the given depth, itself included."""
+    return b'{"a":' + opens * (depth - 1) + b"1" + closes * (depth - 1) + b"}"
+
+
+@pytest.mark.parametrize(("opens", "closes"), [(b"[", b"]"), (b'{"b":', b"}"), (b" [ \n", b" ]\t")])
+def test_a_hundred_levels_are_read_and_one_more_is_not(opens: bytes, closes: bytes) -> None:
+    read_object(nested(MAX_DEPTH, opens, closes), PLENTY)
+    assert refusal(nested(MAX_DEPTH + 1, opens, closes)).message == "nested over 100 levels"
+    assert refusal(nested(5000, opens, closes), 10_000).message == "nested over 100 levels"
+
+
+def test_brackets_beside_each_other_or_in_strings_are_no_levels() -> None:
+    assert read_object(b'{"a": [' + b"[]," * 200 + b'{}], "b": "' + b'[{\\"' * 200 + b'"}', PLENTY)["a"]
+
+
+def values_in(value: Any) -> int:
+    """How many values an object or list holds, at any depth."""
+    if isinstance(value, dict):
+        return len(value) + sum(map(values_in, value.values()))
+    return len(value) + sum(map(values_in, value)) if isinstance(value, list) else 0
+
+
+@given(json_objects())
+@example('{"a": [ ], "b": { }, "c": [[], {}], "d": "[,{"}')
+@example('{"a": "\\",", "b": [1, 2, [3]]}')
+def test_exactly_as_many_values_as_the_bound_are_read(text: str) -> None:
+    count = values_in(json.loads(text))
+    read_object(text.encode(), count)
+    if count:
+        assert refusal(text.encode(), count - 1).message == f"more than {count - 1} values"
+
+
+def test_an_over_full_body_is_refused_however_broken_it_is_further_on() -> None:
+    assert refusal(b'{"a": [' + b"1," * PLENTY + b"oops").message == f"more than {PLENTY} values"
+
+
+def test_a_string_without_an_end_is_looked_at_once() -> None:
+    # From each of these quotes a reader could look for the end of the string, and find none: 10^12 steps.
+    assert "JSON" in refusal(b'{"a": [' + b"{}," * MAX_DEPTH + b'"' + b'\\"' * 1_000_000).message
+
+
+def test_numbers_of_any_length_and_value_are_looked_at_once() -> None:
+    body = b'{"a": [' + b",".join([b"1" * 308] * 5000) + b"]}"
+    assert len(read_object(body, 10_000)["a"]) == 5000  # type: ignore[arg-type]
+
+
+# Splicing ---------------------------------------------------------------------------------------------------
+
+
+@given(json_objects())
+def test_fields_are_cut_out_as_the_bytes_they_were(text: str) -> None:
+    members = raw_members(text.encode())
+    value = json.loads(text)
+    assert list(members) == list(value)
+    assert all(raw.decode() in text for raw in members.values())
+    assert {key: json.loads(raw) for key, raw in members.items()} == value
+
+
+@given(json_objects())
+def test_joined_fields_are_the_same_object_with_the_same_spelling(text: str) -> None:
+    members = raw_members(text.encode())
+    joined = join_members(members)
+    assert raw_members(joined) == members
+    assert json.loads(joined) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "spelling", ["1e0", "1E+00", "-0", "0.10", "12345678901234567890123", "1.0", '"\\u0041"', "[ 1 ]"]
+)
+def test_a_value_keeps_its_spelling(spelling: str) -> None:
+    members = raw_members(b'{"a": ' + spelling.encode() + b' , "b":1}')
+    assert members["a"] == spelling.encode()
+    assert join_members(members) == b'{"a":' + spelling.encode() + b',"b":1}'
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"1", b"null", b'{"a"}', b'{"a": 1} x', b'{"\xff": 1}'])
+def test_what_is_no_object_has_no_fields(body: bytes) -> None:
+    with pytest.raises(ValueError, match=r"JSON|Expected|Input data|Invalid"):
+        raw_members(body)
+
+
+def test_an_object_without_fields_stays_one() -> None:
+    assert join_members(raw_members(b" { } ")) == b"{}"
+
+
+def test_only_large_bodies_need_a_thread() -> None:
+    assert not needs_thread(b" " * 256 * 1024)
+    assert needs_thread(b" " * (256 * 1024 + 1))
