@@ -104,11 +104,22 @@ async def test_channels_share_what_the_pool_has_left(nursery: trio.Nursery) -> N
     putting = Putting(two, b"c" * 3, nursery)  # its own cap has room for it
     await wait_all_tasks_blocked()
     assert not putting.through
-    assert pool.left == 2
+    assert (pool.left, pool.waiting) == (2, 1)
     one.take(8)  # room that another channel gave back
     await wait_all_tasks_blocked()
     assert putting.through
+    assert pool.waiting == 0
     assert pool.used == two.used == 5
+
+
+async def test_the_pool_can_be_filled_to_its_last_byte() -> None:
+    pool = BufferPool(12)
+    one, two = ByteChannel(CAP, pool), ByteChannel(CAP, pool)
+    await one.put(b"a" * 8)
+    await two.put(b"b")
+    with trio.fail_after(1):
+        await two.put(b"c" * 3)
+    assert (pool.used, pool.left) == (12, 0)
 
 
 async def test_an_empty_channel_may_always_hold_one_block(nursery: trio.Nursery) -> None:
@@ -223,7 +234,7 @@ async def test_a_put_that_is_cancelled_while_it_waits_adds_nothing(total: int, n
     await wait_all_tasks_blocked()
     assert putting.scope.cancelled_caught
     assert not channel.statistics().sender_waiting
-    assert (channel.used, pool.used) == (6, 8)
+    assert (channel.used, pool.used, pool.waiting) == (6, 8, 0)
     other.take(2)
     assert channel.take(100) == b"a" * 6
     assert pool.used == 0
@@ -246,6 +257,9 @@ async def test_a_wait_that_is_cancelled_takes_nothing(autojump_clock: MockClock)
         await channel.wait()
     assert scope.cancelled_caught
     await channel.put(b"a")
+    with trio.move_on_after(0) as scope:
+        await channel.wait()
+    assert scope.cancelled_caught  # though something waits
     with trio.fail_after(1):
         await channel.wait()
     assert channel.take(10) == b"a"

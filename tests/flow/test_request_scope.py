@@ -18,6 +18,17 @@ def scope_of(seconds: float = 60.0) -> RequestScope:
     return RequestScope(trio.current_time() + seconds, TOO_LATE)
 
 
+def test_the_cancellation_that_it_causes_does_not_leave_it() -> None:
+    async def story() -> Ending | None:
+        scope = scope_of(5)
+        with scope:
+            await trio.sleep_forever()
+        return scope.ending
+
+    # A run of its own: a test that ends cancelled would pass.
+    assert trio.run(story, clock=MockClock(autojump_threshold=0)) == TOO_LATE
+
+
 async def test_ending_cancels_all_that_is_left_and_the_block_is_left_quietly(
     autojump_clock: MockClock,
 ) -> None:

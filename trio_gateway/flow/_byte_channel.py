@@ -40,6 +40,11 @@ class BufferPool:
         """Bytes that nobody holds; never negative."""
         return max(self.total - self.used, 0)
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for bytes to come free."""
+        return len(self._short)
+
     def take(self, size: int) -> None:
         """Count ``size`` bytes as held."""
         self.used += size
