@@ -2,8 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Awaitable, Callable, Generator
+from inspect import iscoroutinefunction
+from typing import Any
+
+import pytest
+import trio
 from hypothesis import settings
 
 # A loaded machine is no reason to fail: how long an example takes is the bench's question.
 settings.register_profile("house", deadline=None)
 settings.load_profile("house")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail tests that end cancelled, and so in their middle: pytest-trio lets them pass."""
+    test = getattr(item, "obj", None)
+    examples = getattr(test, "hypothesis", None)
+    if examples is not None and iscoroutinefunction(examples.inner_test):
+        examples.inner_test = _to_its_end(examples.inner_test)
+    elif iscoroutinefunction(test):
+        item.obj = _to_its_end(test)  # type: ignore[attr-defined]
+    return (yield)
+
+
+def _to_its_end(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(test)
+    async def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            await test(*args, **kwargs)
+        except trio.Cancelled as cancelled:
+            raise AssertionError("the test was cancelled before its end") from cancelled
+
+    return run
