@@ -50,12 +50,14 @@ from .exchange import (
 from .fleet import DIALECTS, DrainKeeper, Fleet, Route
 from .flow import BufferPool
 from .ledger import Books, Record, conservation_errors
-from .telemetry import METRICS_TYPE, Log, render_metrics
+from .telemetry import METRICS_TYPE, Log, render_metrics, return_free_memory
 from .tenancy import Keyring, Tenant
+from .units import MiB
 from .upstream import ConnectionPool, HttpEngine, UpstreamLimits
 
 IDLE_EXPIRY: Final = 3.0  # seconds; engines close idle connections after 5
 ANSWER_SLACK: Final = 10.0  # seconds beyond the stall rules until the kernel gives a peer up
+MUCH_MEMORY: Final = 16 * MiB  # held for slow clients at a time; worth returning afterwards
 FINAL_SECONDS: Final = 0.5  # of the hard limit are left for closing what is open
 SPARE_DESCRIPTORS: Final = 64  # for listeners, files and operators
 
@@ -174,10 +176,12 @@ class Gateway:
         self._log.write("info", "stopped")
 
     async def _sweep(self) -> None:
-        """Close upstream connections that were idle too long, about once a second."""
+        """About once a second: close upstream connections that were idle too long, return memory."""
         while True:
             await trio.sleep(1)
             self.connections.sweep()
+            if self.buffers.has_calmed(MUCH_MEMORY):
+                await trio.to_thread.run_sync(return_free_memory, abandon_on_cancel=True)
 
     # -- what the process tells
 

@@ -80,6 +80,7 @@ class Incoming:
         self._room = room
         self._body = BodyReader(head.body)
         self._untouched = True
+        self._lost = False  # where the next request would begin is not known, or will not be in time
 
     @property
     def body_ended(self) -> bool:
@@ -94,7 +95,9 @@ class Incoming:
     @property
     def rest_is_short(self) -> bool:
         """Whether what is left of the body is little enough to be dropped, as far as it can be known."""
-        return not self.expects_continue and (self._body.ended or self.head.body <= REST_KEPT)
+        if self._lost or self.expects_continue:
+            return False
+        return self._body.ended or self.head.body <= REST_KEPT
 
     def check_size(self) -> None:
         """Judge the declared size.
@@ -129,6 +132,7 @@ class Incoming:
                         self._hold(len(piece))
                     pieces.append(piece)
         if limit.cancelled_caught:
+            self._lost = True
             raise Refused(Problem.of("request_timeout", "the body did not arrive in time"))
         self._hand_back_rest()
         return b"".join(pieces)
@@ -155,10 +159,12 @@ class Incoming:
         if not data:
             data = await self.connection.receive()
             if not data:
+                self._lost = True
                 raise Refused(Problem.of("bad_framing", "the body ended before it was whole"))
         try:
             return self._body.feed(data)
         except WireError as exc:
+            self._lost = True
             raise Refused(Problem.of("bad_framing", str(exc))) from None
 
     def _hand_back_rest(self) -> None:
@@ -312,7 +318,7 @@ class HttpServer:
             alive = True
         finally:
             incoming.placed()
-        if not alive or not head.keep_alive or connection.closed:
+        if not alive or not head.keep_alive or connection.closed or not incoming.rest_is_short:
             return False
         return incoming.body_ended or await self._dropped(incoming)
 

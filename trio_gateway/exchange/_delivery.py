@@ -21,7 +21,7 @@ from ..wire import HEARTBEAT
 
 PIECE: Final = 16 * 1024  # bytes written through at once
 SLOW_PIECE: Final = 8 * 1024  # bytes per write to a slow client: what it may cost beyond its buffer
-HEADROOM: Final = 2 * PIECE  # for the next read, and for what the writer has in its hand
+HEADROOM: Final = 3 * PIECE  # for the next read, a block partly taken, and what the writer has in hand
 PIECES_A_TURN: Final = 8  # then other tasks have theirs
 _LOOKS: Final = 4  # at a slow reader within its stall timeout
 _LOOK_EVERY: Final = 1.0  # seconds at most between two of them

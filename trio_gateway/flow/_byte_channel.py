@@ -32,6 +32,7 @@ class BufferPool:
     def __init__(self, total: int) -> None:
         self.total = total
         self.used = 0
+        self._peak = 0
         self._short: dict[trio.lowlevel.ParkingLot, int] = {}
         self._first: Gathering | None = None
 
@@ -48,6 +49,7 @@ class BufferPool:
     def take(self, size: int) -> None:
         """Count ``size`` bytes as held."""
         self.used += size
+        self._peak = max(self._peak, self.used)
 
     def give(self, size: int) -> None:
         """Count ``size`` bytes as free again, and wake whoever waits for them."""
@@ -69,6 +71,13 @@ class BufferPool:
     def _wake(self) -> None:
         for lot in tuple(self._short):
             lot.unpark_all()
+
+    def has_calmed(self, worth: int) -> bool:
+        """Whether at least ``worth`` bytes were held since this was last true, and nearly all came free."""
+        calmed = self._peak >= worth and self.used <= self._peak // 8
+        if calmed:
+            self._peak = self.used
+        return calmed
 
     async def wait_free(self, lot: trio.lowlevel.ParkingLot) -> None:
         """Park on ``lot``, to be woken also when bytes of the pool come free."""

@@ -231,7 +231,7 @@ class StreamRelay:
             if not isinstance(reason, str):
                 reason = ""  # none yet, and what is no word ends nothing
             if reason in NO_FINISH:
-                if reason == ABORT:
+                if reason == ABORT and not _has_output(choice):
                     self.aborted = True
                 else:
                     self.fault = EngineError(500)
