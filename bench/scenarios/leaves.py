@@ -15,7 +15,7 @@ Baseline    the same figures before the first client came, at rest.
 Expect      conservation holds; nothing waits, runs, is held or drains; as many leases
             returned as granted; as many descriptors as before; nothing active at the
             engine; and of the queued, none reached the engine.
-Run         make bench SCENARIO=leaves     (about 2 min on 2 cores)
+Run         make bench SCENARIO=leaves     (about 1 min on 2 cores)
 Output      bench/results/<date>-leaves-<commit>.json, with machine facts.
 """
 

@@ -20,7 +20,7 @@ Baseline    nginx, one worker, proxy_buffering off, kept connections; both proxi
 Expect      at most 6, 15 and 40 times nginx (medians of 5 runs). A proxy that used
             over 97 % of a core for paced tokens fell behind and read several at once,
             which flatters it: such a run does not count, take fewer --streams.
-Run         make bench SCENARIO=overhead     (about 4 min on 2 cores)
+Run         make bench SCENARIO=overhead     (about 3 min on 2 cores)
 Output      bench/results/<date>-overhead-<commit>.json, with machine facts.
 """
 

@@ -22,7 +22,7 @@ Measures    memory: PSS of the gateway's process tree and kernel memory of its o
 Baseline    the same gateway without them.
 Expect      memory per client below delivery.buffer_bytes (256 KiB) + 128 KiB in every
             run; gap at the 99th percentile less than 20 % above the baseline.
-Run         make bench SCENARIO=stalled_clients     (about 3 min on 2 cores)
+Run         make bench SCENARIO=stalled_clients     (about 2 min on 2 cores)
 Output      bench/results/<date>-stalled_clients-<commit>.json, with machine facts.
 """
 
