@@ -258,3 +258,156 @@ ODD_CHUNKS = st.lists(
     ),
     max_size=14,
 ).map(b"".join)
+
+
+# Chat streams of engines ------------------------------------------------------------------------------------
+
+UPSTREAM_MODEL, PUBLIC_MODEL = "org/m\u00e9", "m"
+FINISHES = ("stop", "length", "tool_calls", "content_filter", "stop_sequence")
+_CONTENTS = st.one_of(
+    st.sampled_from(
+        ["a", "", '"error"', '"usage":{"a":1}', '"finish_reason":"stop"', "\n\ndata: [DONE]\n\n", "}", "\r"]
+    ),
+    st.text(max_size=5),
+)
+_USAGES: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        None,
+        {},
+        {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
+        {"completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}},
+        {"completion_tokens": 2, "odd": "{"},
+        {"completion_tokens": 3, "deep": {"er": {"x": 1}}},
+        {"completion_tokens": "many"},
+    ]
+)
+_TAILS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [
+        {},
+        {},
+        {},
+        {"object": "chat.completion.chunk"},
+        {"timings": {"usage": {"a": "}"}}},
+        {"error": None},
+        {"error": 0},
+    ]
+)
+
+
+@st.composite
+def _choices(draw: st.DrawFn, count: int) -> dict[str, Any]:
+    """One choice of a chunk: role, output of some kind, a finish, or nothing."""
+    index = draw(st.integers(0, count - 1))
+    text = draw(_CONTENTS)
+    delta: Any = draw(
+        st.sampled_from(
+            [
+                {"role": "assistant", "content": ""},
+                {"role": "assistant"},
+                {},
+                {"content": text},
+                {"content": text},
+                {"content": text},
+                {"content": None, "reasoning_content": text},
+                {"tool_calls": [{"index": 0, "function": {"arguments": text}}]},
+                {"refusal": text},
+                None,
+            ]
+        )
+    )
+    reason = draw(st.sampled_from([None] * 20 + ["", 0, [], *FINISHES, *FINISHES, "abort", "error"]))
+    choice = {"index": index, "delta": delta, "finish_reason": reason}
+    choice |= draw(
+        st.sampled_from([{}, {}, {}, {"logprobs": None}, {"logprobs": {"content": [1]}}, {"token_ids": [7]}])
+    )
+    if draw(st.integers(0, 5)) == 0:
+        choice = {"text": text, **choice}
+        del choice["delta"]
+    return choice
+
+
+@st.composite
+def chunks(draw: st.DrawFn, count: int) -> dict[str, Any]:
+    """One chunk of a chat or completions stream, with its fields in some order."""
+    model = draw(st.sampled_from([UPSTREAM_MODEL, UPSTREAM_MODEL, "another"]))
+    chunk: dict[str, Any] = {"id": "cmpl-1", "created": 1, "model": model}
+    number = draw(st.sampled_from([0, 1, 1, 1, 1, 2]))
+    chunk["choices"] = [draw(_choices(count)) for _ in range(number)]
+    chunk |= draw(_TAILS)
+    if draw(st.integers(0, 3)) == 0:
+        chunk["usage"] = draw(_USAGES)
+    if draw(st.integers(0, 15)) == 0:
+        chunk["prompt_progress"] = {"total": 9}
+    order = draw(st.sampled_from(["as engines do", "as engines do", "any"]))
+    return chunk if order == "as engines do" else dict(draw(st.permutations(list(chunk.items()))))
+
+
+@st.composite
+def _spellings(draw: st.DrawFn, value: Any) -> bytes:
+    """JSON as one of the engines spells it."""
+    separators, ascii_only, indent = draw(
+        st.sampled_from(
+            [
+                ((",", ":"), False, None),
+                ((",", ":"), False, None),
+                ((", ", ": "), True, None),
+                ((",", ":"), True, 1),
+            ]
+        )
+    )
+    return json.dumps(value, separators=separators, ensure_ascii=ascii_only, indent=indent).encode()
+
+
+_ERRORS: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        {"error": {"message": "m", "code": 503}},
+        {"error": "text"},
+        {"object": "error", "message": "m", "code": 400},
+        {
+            "error": {"message": "m"},
+            "choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}],
+        },
+        {"error": [1]},
+    ]
+)
+_NOISE = st.sampled_from([b"hello", b"", b"[]", b"[DONE]x", b"null", b"7"])
+_ODD_LINES = st.sampled_from([b": keep-alive", b"id: 7", b"retry: 10", b"event: ping", b"unknown: x", b":"])
+DONES = (b"data: [DONE]", b"data:[DONE]", b"data: [DONE] ", b"data:  [DONE]", b"event: done\ndata: [DONE]")
+
+
+@st.composite
+def _ordinary_blocks(draw: st.DrawFn, count: int) -> bytes:
+    """What nearly all blocks of nearly all engines look like."""
+    choice = {"index": draw(st.integers(0, count - 1)), "delta": {"content": draw(_CONTENTS)}}
+    chunk = {"id": "x", "model": UPSTREAM_MODEL, "choices": [{**choice, "finish_reason": None}]}
+    return b"data: " + json.dumps(chunk, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+@st.composite
+def _odd_blocks(draw: st.DrawFn, count: int) -> bytes:
+    """One block of an engine's stream in any spelling, with LF inside, without its blank line."""
+    kind = draw(st.integers(0, 29))
+    if kind < 2:
+        return draw(_ODD_LINES)
+    if kind < 4:
+        return b"data: " + draw(_NOISE)
+    if kind == 4:
+        return draw(st.sampled_from(DONES))
+    if kind == 5:
+        data = draw(st.sampled_from([b"{}", b"[DONE]", b"text", b'{"message":"m","code":429}']))
+        return b"event: error\ndata: " + data
+    data = draw(_spellings(draw(_ERRORS if kind == 6 else chunks(count))))
+    name = draw(st.sampled_from([b""] * 7 + [b"event: message\n", b": note\n", b"id: 1\n"]))
+    colon = draw(st.sampled_from([b"data: "] * 5 + [b"data:", b"data:  "]))
+    trail = draw(st.sampled_from([b""] * 5 + [b" "]))
+    return name + b"\n".join(colon + line for line in (data + trail).split(b"\n"))
+
+
+@st.composite
+def engine_streams(draw: st.DrawFn, count: int) -> bytes:
+    """What an engine may send for ``count`` choices, in any spelling, with anything in between."""
+    block = st.one_of(_ordinary_blocks(count), _odd_blocks(count))
+    blocks = draw(st.lists(block, max_size=14))
+    last = draw(st.sampled_from([b"", b"", b"", b"data: [DONE]\n\n", b"data: [DONE]", b"data: {"]))
+    text = b"".join(block + b"\n\n" for block in blocks) + last
+    return text.replace(b"\n", draw(st.sampled_from([b"\n"] * 6 + [b"\r\n", b"\r"])))
