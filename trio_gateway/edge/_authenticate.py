@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import Problem, Refused
+from ..errors import BadFraming, Problem, Refused
 from ..tenancy import Caller, Keyring
 from ..wire import RequestHead
 
@@ -11,9 +11,9 @@ def authenticate(head: RequestHead, keyring: Keyring) -> Caller:
     """Answer who calls.
 
     Raises:
-        Refused: ``invalid_api_key``, or ``bad_framing`` for credentials that differ.
+        Refused: ``invalid_api_key``.
     """
-    key = _presented_key(head)
+    key = presented_key(head)
     caller = keyring.find(key)
     if caller is None:
         what = "no API key was sent" if key is None else "the API key is not known"
@@ -21,7 +21,12 @@ def authenticate(head: RequestHead, keyring: Keyring) -> Caller:
     return caller
 
 
-def _presented_key(head: RequestHead) -> bytes | None:
+def presented_key(head: RequestHead) -> bytes | None:
+    """Answer the key that a request shows, if it shows one.
+
+    Raises:
+        BadFraming: it shows two; whoever stands in front may have read the other one.
+    """
     bearer = head.header(b"authorization")
     named = head.all(b"x-api-key")
     keys = {value.strip() for value in named}
@@ -30,5 +35,5 @@ def _presented_key(head: RequestHead) -> bytes | None:
         if scheme.lower() == b"bearer":
             keys.add(token.strip())
     if len(keys) > 1 or len(named) > 1:
-        raise Refused(Problem.of("bad_framing", "Authorization and X-Api-Key differ"))
+        raise BadFraming("Authorization and X-Api-Key differ")
     return next(iter(keys), None)

@@ -25,9 +25,11 @@ from ..wire import (
     StreamShape,
     Usage,
     judge_answer,
+    may_hold_infinity,
     needs_thread,
     read_error,
     rename_model,
+    with_finite_numbers,
 )
 from . import _retry
 from ._delivery import Delivery
@@ -217,12 +219,13 @@ class Attempt:
         request = self._request
 
         def judge() -> EngineError | tuple[bytes, Usage | None]:
-            usage = judge_answer(body, request.operation, request.choices, secrets)
+            finite = with_finite_numbers(body) if may_hold_infinity(body) else body
+            usage = judge_answer(finite, request.operation, request.choices, secrets)
             if isinstance(usage, EngineError):
                 return usage
             if request.upstream_model == request.model:
-                return body, usage
-            return rename_model(body, request.upstream_model, request.model), usage
+                return finite, usage
+            return rename_model(finite, request.upstream_model, request.model), usage
 
         return await trio.to_thread.run_sync(judge, abandon_on_cancel=True) if needs_thread(body) else judge()
 

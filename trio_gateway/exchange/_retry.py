@@ -15,6 +15,9 @@ from ..errors import CODES, Problem, UpstreamFailed, UpstreamFault
 from ..wire import EngineError
 
 
+LONGEST_RETRY_AFTER: Final = 3600.0  # seconds
+
+
 class Way(enum.Enum):
     """Where an exchange may go after a failed attempt, before commit."""
 
@@ -148,7 +151,10 @@ def _passed_on(error: EngineError) -> Problem:
 
 
 def read_retry_after(value: bytes | None, wall: float) -> float | None:
-    """Read a Retry-After header: seconds or an HTTP date, at most an hour; else it counts as absent.
+    """Read a Retry-After header: seconds or an HTTP date.
+
+    What is neither, or further away than an hour, counts as absent: no engine knows
+    that, and one slip of a number must not take a worker away for a year.
 
     Args:
         wall: seconds since the epoch.
@@ -157,12 +163,13 @@ def read_retry_after(value: bytes | None, wall: float) -> float | None:
         return None
     text = value.decode("latin-1").strip()
     if text.isascii() and text.isdigit():
-        return min(float(text[:6]), 3600.0)
-    try:
-        when = email.utils.parsedate_to_datetime(text).timestamp()
-    except (ValueError, OverflowError):
-        return None
-    return min(max(when - wall, 0.0), 3600.0)
+        seconds = float(text[:12])
+    else:
+        try:
+            seconds = max(email.utils.parsedate_to_datetime(text).timestamp() - wall, 0.0)
+        except (ValueError, OverflowError):
+            return None
+    return seconds if seconds <= LONGEST_RETRY_AFTER else None
 
 
 def secrets_of(worker: Worker) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from ._http1 import (
     write_request_head,
     write_response_head,
 )
-from ._json import Json, needs_thread, read_object
+from ._json import Json, may_hold_infinity, needs_thread, read_object, with_finite_numbers
 from ._relay import StreamRelay, StreamShape, failed_chunk
 from ._requests import ReadBody, forbidden_field, internal_body, model_of, read_body
 from ._sse import DONE, HEARTBEAT, write_event
@@ -44,6 +44,7 @@ __all__ = [
     "forbidden_field",
     "internal_body",
     "judge_answer",
+    "may_hold_infinity",
     "model_of",
     "needs_thread",
     "parse_request_head",
@@ -52,6 +53,7 @@ __all__ = [
     "read_error",
     "read_object",
     "rename_model",
+    "with_finite_numbers",
     "write_chunk",
     "write_event",
     "write_request_head",

@@ -24,6 +24,9 @@ _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{},]', re.DOTALL)
 _EMPTY = re.compile(rb"[ \t\r\n]*+[\]}]")
 _POSITION = re.compile(r"line (\d+) column (\d+)$")
 
+_NO_JSON = re.compile(rb'"(?:[^"\\]|\\.)*+"|-?Infinity|NaN', re.DOTALL)
+_FINITE: Final = {b"-Infinity": b"-9999.0", b"Infinity": b"9999.0", b"NaN": b"null"}
+
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -60,6 +63,19 @@ def join_members(members: dict[str, bytes]) -> bytes:
     """Write an object whose values are JSON already."""
     parts = [msgspec.json.encode(key) + b":" + raw for key, raw in members.items()]
     return b"{" + b",".join(parts) + b"}"
+
+
+def may_hold_infinity(data: bytes) -> bool:
+    """Whether an engine's JSON may hold what JSON has no word for."""
+    return b"Infinity" in data or b"NaN" in data
+
+
+def with_finite_numbers(data: bytes) -> bytes:
+    """Write infinities as the -9999.0 that OpenAI uses for logprobs (or 9999.0), and NaN as null.
+
+    Engines print them as Python does; most clients then fail on the whole event.
+    """
+    return _NO_JSON.sub(lambda found: _FINITE.get(found[0], found[0]), data)
 
 
 def needs_thread(body: bytes) -> bool:

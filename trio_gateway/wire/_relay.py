@@ -19,6 +19,7 @@ import msgspec
 from ..contract import COMPLETIONS, Operation
 from ..errors import EngineProtocolError
 from ._answers import ABORT, NO_FINISH, EngineError, Usage, drop_usage, read_error, read_usage, rename_model
+from ._json import may_hold_infinity, with_finite_numbers
 from ._sse import Event, EventReader, write_event
 
 _decode = msgspec.json.Decoder().decode
@@ -144,6 +145,7 @@ class StreamRelay:
             or b"\r" in data
             or b'"error"' in data
             or b'"usage"' in data
+            or may_hold_infinity(data)
             or not self._reader.at_boundary
         ):
             return False
@@ -174,6 +176,8 @@ class StreamRelay:
 
     def _take_object(self, data: bytes, out: list[bytes]) -> bool:
         output = True
+        if may_hold_infinity(data):
+            data = with_finite_numbers(data)
         if (
             not self.committed
             or b'"error"' in data
