@@ -110,6 +110,7 @@ def test_any_cut_gives_the_same_heads(data: st.DataObject, parts: list[bytes], b
 @example(None, b"a\r\n\r\n\r")
 @example(None, b"\r\r\n")
 @example(None, b"a\r\n\n")
+@example(None, b"\r\n\n")
 def test_any_cut_of_any_line_ends_gives_the_same_heads(data: st.DataObject | None, stream: bytes) -> None:
     pieces = bytewise(stream) if data is None else data.draw(pieces_of(stream))
     assert heads_in(pieces) == heads_in([stream])
@@ -450,6 +451,7 @@ def test_a_response_ends_where_its_head_says(
         response(b"Transfer-Encoding: gzip, chunked\r\n"),
         response(b"Transfer-Encoding: identity\r\n"),
         response(b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"),
+        response(b"Host: x\r\nHost: x\r\n"),
         response(b"A : b\r\n"),
         response(b"A: b\r\n c\r\n"),
         response(b" A: b\r\n"),

@@ -27,8 +27,8 @@ _FRAMING_FIELD = re.compile(
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
-_ONCE_IN_RESPONSES: Final = frozenset({b"content-length", b"transfer-encoding"})
-_ONCE_IN_REQUESTS: Final = _ONCE_IN_RESPONSES | {b"host", b"authorization", b"content-type"}
+_ONCE_IN_RESPONSES: Final = frozenset({b"content-length", b"transfer-encoding", b"host"})
+_ONCE_IN_REQUESTS: Final = _ONCE_IN_RESPONSES | {b"authorization", b"content-type"}
 CHUNKED: Final = -1
 UNTIL_CLOSE: Final = -2
 
@@ -103,6 +103,7 @@ class HeadBuffer:
         """Drop empty lines in front of a request line (RFC 9112 2.2)."""
         while self._data.startswith(b"\r\n"):
             del self._data[:2]
+            self._searched = 0
 
     def next_head(self) -> bytes | None:
         """Answer a whole head, blank line included, or None when more bytes are needed.
