@@ -63,14 +63,14 @@ class Slots(Protocol):
     def choose(self, request: InternalRequest, without: frozenset[str]) -> Worker | None:
         """Pick a worker with room."""
 
-    def tries_at(self, model: str, without: frozenset[str]) -> float | None:
-        """When a worker may be tried; None: none is left."""
+    def tries_at(self, request: InternalRequest, without: frozenset[str]) -> float | None:
+        """When a worker that is large enough may be tried; None: none is left."""
 
     def next_opening(self) -> float | None:
         """When a worker that is out may be tried."""
 
-    def can_ever_fit(self, request: InternalRequest) -> bool:
-        """Whether some worker is large enough."""
+    def serves(self, model: str) -> bool:
+        """Whether any worker serves a model."""
 
     def rejection(self, model: str) -> int:
         """Status with which the model's workers said that they have no room."""
@@ -81,10 +81,10 @@ class Slots(Protocol):
     def hold(self, request: InternalRequest, worker: Worker) -> int:
         """Take slots."""
 
-    def drain(self, worker: Worker, slots: int) -> None:
+    def drain(self, request: InternalRequest, worker: Worker, slots: int) -> None:
         """Count slots as draining."""
 
-    def free(self, worker: Worker, slots: int, *, drained: bool) -> None:
+    def free(self, request: InternalRequest, worker: Worker, slots: int, *, drained: bool) -> None:
         """Give slots back."""
 
 
@@ -97,9 +97,9 @@ class Lease:
     keeper. A second release is a counted no-op.
     """
 
-    def __init__(self, admission: Admission, tenant: str, worker: Worker, slots: int) -> None:
+    def __init__(self, admission: Admission, request: InternalRequest, worker: Worker, slots: int) -> None:
         self._admission = admission
-        self._tenant = tenant
+        self._request = request
         self._worker = worker
         self._slots = slots
         self._engine_busy = False
@@ -132,13 +132,13 @@ class Lease:
     def release(self) -> None:
         """Give the slots back now."""
         before, self._state = self._state, "returned"
-        self._admission._returned(self._tenant, self._worker, self._slots, before)
+        self._admission._returned(self._request, self._worker, self._slots, before)
 
     def drain(self) -> None:
         """Keep the slots counted until the worker's grace is over; the tenant is free at once."""
         if self._state == "held":
             self._state = "draining"
-            self._admission._draining(self, self._tenant, self._worker, self._slots)
+            self._admission._draining(self, self._request, self._worker, self._slots)
 
 
 @final
@@ -200,6 +200,7 @@ class Ticket:
         """See TicketPort."""
         if self.queued:
             self._admission.withdraw(self)
+            self._admission.dispatch()  # it may have held up whoever stands behind it
         if self._granted is not None:
             lease, self._granted = self._granted, None
             lease.release()
@@ -254,16 +255,8 @@ class Admission:
         """See AdmissionPort."""
         if self._closed is not None:
             raise Refused(self._closed)
-        if self._slots.tries_at(request.model, frozenset()) is None:
-            raise Refused(
-                Problem.of("no_worker", "no worker serves this model now", retry_after=self._retry_after(1))
-            )
-        if not self._slots.can_ever_fit(request):
-            raise Refused(
-                Problem.of(
-                    "invalid_value", "'n' is more than any worker of this model can do at once", param="n"
-                )
-            )
+        if self._slots.tries_at(request, frozenset()) is None:
+            raise Refused(self._no_worker(request))
         limit = min(request.deadline, trio.current_time() + self.limits.max_wait)
         ticket = Ticket(self, request, next(self._numbers), limit)
         if not self._ahead_of(ticket) and self._place(ticket):
@@ -287,7 +280,7 @@ class Admission:
 
     def can_try(self, ticket: Ticket) -> bool:
         """Whether a worker is left that the exchange may try."""
-        return self._slots.tries_at(ticket.model, ticket.without) is not None
+        return self._slots.tries_at(ticket.request, ticket.without) is not None
 
     def requeue(self, ticket: Ticket) -> None:
         """Let a sent-back exchange wait again, over the bounds if need be."""
@@ -367,9 +360,16 @@ class Admission:
                 return True
             if self._hopeless(ticket):
                 return True
-            if not ticket.without:
-                return False  # whoever stands behind it can not be placed either
+            if not ticket.without:  # whoever stands behind it can not be placed either
+                return self._release_hopeless(line, self._slots.tries_at(ticket.request, ticket.without))
         return False
+
+    def _release_hopeless(self, line: Iterable[Ticket], at: float | None) -> bool:
+        """Refuse those of a line whose time is up before ``at``; answers whether there were any."""
+        if not at:
+            return False
+        too_late = [ticket for ticket in line if ticket.limit <= at]
+        return sum(self._hopeless(ticket) for ticket in too_late) > 0
 
     def _place(self, ticket: Ticket) -> bool:
         share = self._shares[ticket.tenant].max_concurrency
@@ -383,18 +383,26 @@ class Admission:
         self._running[ticket.tenant] = self._running.get(ticket.tenant, 0) + 1
         self._granted += 1
         self._held += 1
-        ticket.grant(Lease(self, ticket.tenant, worker, slots))
+        ticket.grant(Lease(self, ticket.request, worker, slots))
         return True
 
     def _hopeless(self, ticket: Ticket) -> bool:
         """Refuse a waiter at once if no worker can be tried before its time is up."""
-        at = self._slots.tries_at(ticket.model, ticket.without)
+        at = self._slots.tries_at(ticket.request, ticket.without)
         if at is not None and at < ticket.limit:
             return False
         problem = ticket.last or self._no_room(ticket.model)
         self.withdraw(ticket)
         ticket.refuse(self.with_retry_after(problem, ticket.model))
         return True
+
+    def _no_worker(self, request: InternalRequest) -> Problem:
+        """Why no worker can ever do what is asked."""
+        if self._slots.serves(request.model):
+            return Problem.of(
+                "invalid_value", "'n' is more than any worker of this model can do at once", param="n"
+            )
+        return Problem.of("no_worker", "no worker serves this model now", retry_after=self._retry_after(1))
 
     def _no_room(self, model: str) -> Problem:
         """What the workers said to those who asked them, for one who needs not ask any more."""
@@ -433,25 +441,25 @@ class Admission:
 
     # -- leases
 
-    def _returned(self, tenant: str, worker: Worker, slots: int, before: str) -> None:
+    def _returned(self, request: InternalRequest, worker: Worker, slots: int, before: str) -> None:
         if before == "returned":
             self._doubles += 1
             return
         if before == "held":
             self._held -= 1
-            self._leave_tenant(tenant)
+            self._leave_tenant(request.tenant)
         else:
             self._draining_count -= 1
         self._returned_count += 1
-        self._slots.free(worker, slots, drained=before == "draining")
+        self._slots.free(request, worker, slots, drained=before == "draining")
         self._rate.returned(trio.current_time())
         self.dispatch()
 
-    def _draining(self, lease: Lease, tenant: str, worker: Worker, slots: int) -> None:
+    def _draining(self, lease: Lease, request: InternalRequest, worker: Worker, slots: int) -> None:
         self._held -= 1
         self._draining_count += 1
-        self._leave_tenant(tenant)
-        self._slots.drain(worker, slots)
+        self._leave_tenant(request.tenant)
+        self._slots.drain(request, worker, slots)
         self._drain(worker.cancel_grace, lease.release)
         self.dispatch()
 

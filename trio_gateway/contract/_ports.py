@@ -165,9 +165,6 @@ class FleetPort(Protocol):
     def fault(self, worker: Worker, model: str) -> None:
         """The worker failed in a way that counts against it."""
 
-    def attempt_over(self, worker: Worker, model: str) -> None:
-        """An attempt ended in whatever way; frees the place of a trial."""
-
 
 class EngineAnswer(Protocol):
     """One HTTP answer of an engine while it is read. Leaving ``with`` closes or reuses its connection."""

@@ -131,7 +131,6 @@ class Attempt:
                     self._report(failure, worker, began)
             finally:
                 self._scope = None
-                self._parts.fleet.attempt_over(worker, self._request.model)
         return failure
 
     def _report(self, failure: Failure, worker: Worker, began: float) -> None:

@@ -52,10 +52,10 @@ class Outage:
         Attempts placed before the outage began tell nothing new, so a burst of
         rejections counts as one.
         """
-        self._trial = False
         self.status = status
         if self._until is not None and placed_at <= self._began and retry_after is None:
             return
+        self._trial = False
         if retry_after is not None:
             self._until = max(now + retry_after, self._until or 0.0)
             self._named = True

@@ -29,6 +29,7 @@ class WorkerBook:
         held, draining: slots in use by running attempts, and by attempts that are
             over while the engine has not been seen to stop.
         attempts, faults: since start.
+        trials: exchange that tries first after an outage, by model.
     """
 
     worker: Worker
@@ -37,6 +38,7 @@ class WorkerBook:
     attempts: int = 0
     faults: int = 0
     outages: dict[str, Outage] = field(default_factory=dict)
+    trials: dict[str, str] = field(default_factory=dict)
 
     @property
     def free(self) -> int:
@@ -75,6 +77,10 @@ class Fleet:
 
     # -- models
 
+    def serves(self, model: str) -> bool:
+        """Whether any worker serves a public model."""
+        return bool(self.serving(model))
+
     def serving(self, model: str) -> list[WorkerBook]:
         """Workers that serve a public model."""
         route = self.routes.get(model)
@@ -83,10 +89,6 @@ class Fleet:
     def engine_fields(self, model: str) -> frozenset[str]:
         """Body fields that steer an engine which may get a request for ``model``."""
         return frozenset().union(*(book.worker.dialect.engine_fields for book in self.serving(model)))
-
-    def can_ever_fit(self, request: InternalRequest) -> bool:
-        """Whether some worker has as many slots as the request needs at once."""
-        return any(slots_for(request, b.worker) <= b.worker.slots for b in self.serving(request.model))
 
     # -- placement, called by admission
 
@@ -103,15 +105,15 @@ class Fleet:
                 best = book
         return None if best is None else best.worker
 
-    def tries_at(self, model: str, without: frozenset[str]) -> float | None:
+    def tries_at(self, request: InternalRequest, without: frozenset[str]) -> float | None:
         """When the first worker that is not in ``without`` may be tried; 0.0: room is all it lacks.
 
-        None: no worker is left to try.
+        None: no worker that is large enough is left to try.
         """
         times = [
-            book.outages.get(model, _NONE).opens_at() or 0.0
-            for book in self.serving(model)
-            if book.worker.id not in without
+            book.outages.get(request.model, _NONE).opens_at() or 0.0
+            for book in self.serving(request.model)
+            if book.worker.id not in without and slots_for(request, book.worker) <= book.worker.slots
         ]
         return min(times, default=None)
 
@@ -133,21 +135,31 @@ class Fleet:
         book.held += slots
         if (outage := book.outages.get(request.model)) is not None:
             outage.placed()
+            book.trials[request.model] = request.exchange_id
         return slots
 
-    def drain(self, worker: Worker, slots: int) -> None:
+    def drain(self, request: InternalRequest, worker: Worker, slots: int) -> None:
         """Count held slots as draining."""
         book = self.books[worker.id]
         book.held -= slots
         book.draining += slots
+        self._end_trial(book, request)
 
-    def free(self, worker: Worker, slots: int, *, drained: bool) -> None:
+    def free(self, request: InternalRequest, worker: Worker, slots: int, *, drained: bool) -> None:
         """Give slots back."""
         book = self.books[worker.id]
         if drained:
             book.draining -= slots
         else:
             book.held -= slots
+            self._end_trial(book, request)
+
+    def _end_trial(self, book: WorkerBook, request: InternalRequest) -> None:
+        """Let another exchange try, if this one was the trial and told nothing, or was never made."""
+        if book.trials.get(request.model) == request.exchange_id:
+            del book.trials[request.model]
+            if (outage := book.outages.get(request.model)) is not None:
+                outage.trial_over()
 
     # -- FleetPort: what attempts teach
 
@@ -157,11 +169,12 @@ class Fleet:
 
     def output(self, worker: Worker, model: str) -> None:
         """See FleetPort."""
-        outages = self.books[worker.id].outages
-        if (outage := outages.get(model)) is not None:
+        book = self.books[worker.id]
+        if (outage := book.outages.get(model)) is not None:
             outage.output(self._now())
             if outage.over:
-                del outages[model]
+                del book.outages[model]
+                book.trials.pop(model, None)
             self.changed()
 
     def rejected(
@@ -175,12 +188,6 @@ class Fleet:
     def fault(self, worker: Worker, model: str) -> None:
         """See FleetPort."""
         self.books[worker.id].faults += 1
-
-    def attempt_over(self, worker: Worker, model: str) -> None:
-        """See FleetPort."""
-        if (outage := self.books[worker.id].outages.get(model)) is not None:
-            outage.trial_over()
-            self.changed()
 
     def rejection(self, model: str) -> int:
         """How the model's workers said that they have no room: 429 if any of them did, else 503."""
