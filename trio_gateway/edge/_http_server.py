@@ -14,6 +14,7 @@ import trio
 
 from ..errors import BadFraming, ClientGone, Problem, Refused, WireError
 from ..wire import CHUNKED, CONTINUE, BodyReader, RequestHead, parse_request_head, write_response_head
+from ._authenticate import presented_key
 from ._connection import SILENT_LIMIT, Connection
 from ._problems import JSON, problem_body, problem_headers
 from ._watch import Hangup, HangupWatch
@@ -255,7 +256,11 @@ class HttpServer:
         """Read a head; None: the connection ends, and whoever was owed an answer has it."""
         try:
             raw = await self._wait_for_head(connection, first)
-            return None if raw is None else parse_request_head(raw, self._limits.head_count)
+            if raw is None:
+                return None
+            head = parse_request_head(raw, self._limits.head_count)
+            presented_key(head)  # two that differ are a matter of framing, judged before all else
+            return head
         except BadFraming as exc:
             self._handler.malformed(exc.code)
             await self._refuse(connection, Problem.of(exc.code, str(exc)), close=True)
