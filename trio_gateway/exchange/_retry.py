@@ -14,7 +14,6 @@ from ..contract import Worker
 from ..errors import CODES, Problem, UpstreamFailed, UpstreamFault
 from ..wire import EngineError
 
-
 LONGEST_RETRY_AFTER: Final = 3600.0  # seconds
 
 

@@ -20,11 +20,12 @@ from ..errors import Problem, Refused
 MAX_DEPTH: Final = 100
 
 # A string without an end is one token too: looking for its end from each of its quotes would take for ever.
-_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{},]', re.DOTALL)
+_STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
+_TOKEN = re.compile(_STRING + rb"|[\[\]{},]", re.DOTALL)
 _EMPTY = re.compile(rb"[ \t\r\n]*+[\]}]")
 _POSITION = re.compile(r"line (\d+) column (\d+)$")
 
-_NO_JSON = re.compile(rb'"(?:[^"\\]|\\.)*+"|-?Infinity|NaN', re.DOTALL)
+_NO_JSON = re.compile(_STRING + rb"|-?Infinity|NaN", re.DOTALL)
 _FINITE: Final = {b"-Infinity": b"-9999.0", b"Infinity": b"9999.0", b"NaN": b"null"}
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
