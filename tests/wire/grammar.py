@@ -78,7 +78,9 @@ JSON_KEYS = st.one_of(
     st.text(max_size=4),
 )
 JSON_TEXTS = st.one_of(
-    st.sampled_from(['"error"', '"usage":{}', "}{", "],[", "\\", "\n\n", "data: x", "\u2028", "\U0001f600"]),
+    st.sampled_from(
+        ['"error"', '"usage":{}', "}{", "],[", "\\", "\n\n", "data: x", "\u2028", "\U0001f600", "NaN"]
+    ),
     st.text(max_size=8),
 )
 _NUMBERS = st.sampled_from(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -12,7 +13,15 @@ from hypothesis import strategies as st
 
 from tests.wire.grammar import JSON_VALUES, json_objects
 from trio_gateway.errors import Problem, Refused
-from trio_gateway.wire._json import MAX_DEPTH, join_members, needs_thread, raw_members, read_object
+from trio_gateway.wire._json import (
+    MAX_DEPTH,
+    join_members,
+    may_hold_infinity,
+    needs_thread,
+    raw_members,
+    read_object,
+    with_finite_numbers,
+)
 
 PLENTY = 1000
 SECRET = "sk-secret"
@@ -173,6 +182,43 @@ def test_a_string_without_an_end_is_looked_at_once() -> None:
 def test_numbers_of_any_length_and_value_are_looked_at_once() -> None:
     body = b'{"a": [' + b",".join([b"1" * 308] * 5000) + b"]}"
     assert len(read_object(body, 10_000)["a"]) == 5000  # type: ignore[arg-type]
+
+
+# What engines print that is no JSON -------------------------------------------------------------------------
+
+
+@given(json_objects())
+@example('{"Infinity": "NaN, -Infinity \\" Infinity"}')
+def test_whatever_is_json_stays_as_it_is(text: str) -> None:
+    assert with_finite_numbers(text.encode()) == text.encode()
+
+
+@given(st.dictionaries(st.text(max_size=2), st.floats() | st.sampled_from(["NaN", '"Infinity"']), max_size=5))
+def test_no_infinity_is_left_of_what_python_prints(value: dict[str, Any]) -> None:
+    text = json.dumps(value).encode()
+    finite = read_object(with_finite_numbers(text), PLENTY)
+    for key, number in value.items():
+        expected = {math.inf: 9999.0, -math.inf: -9999.0}.get(number, number)
+        assert finite[key] == (None if expected != expected else expected)
+    assert may_hold_infinity(text) or finite == value
+
+
+@pytest.mark.parametrize(
+    ("printed", "written"),
+    [
+        (b'{"logprob": -Infinity}', b'{"logprob": -9999.0}'),
+        (b'[Infinity,NaN,"NaN",-Infinity]', b'[9999.0,null,"NaN",-9999.0]'),
+        (b'{"a": "Infinity', b'{"a": "Infinity'),
+    ],
+)
+def test_an_infinity_is_written_as_a_number(printed: bytes, written: bytes) -> None:
+    assert may_hold_infinity(printed)
+    assert with_finite_numbers(printed) == written
+
+
+def test_an_event_whose_string_has_no_end_is_looked_at_once() -> None:
+    broken = b'{"a": NaN, "b": "' + b'\\"' * 1_000_000
+    assert with_finite_numbers(broken) == broken.replace(b"NaN", b"null")
 
 
 # Splicing ---------------------------------------------------------------------------------------------------

@@ -324,7 +324,7 @@ def test_what_is_held_is_bounded() -> None:
         b"{",
         b"{}x",
         b'{"choices":[{"delta":{"content":"a"}]}',
-        b'{"a":NaN}',
+        b'{"a":nan}',
         b'{"a":"\xff"}',
         b'{"a":"\\ud800"}',
         b"{" * 10,
@@ -569,6 +569,18 @@ def test_another_name_stays(model: Any) -> None:
 def test_event_names_of_chat_streams_do_not_pass() -> None:
     answer, _ = relayed(b"event: message\nid: 7\n" + A)
     assert answer == A
+
+
+# Numbers that JSON has no word for --------------------------------------------------------------------------
+
+
+def test_infinities_leave_as_numbers_before_and_after_the_commit() -> None:
+    printed = A.replace(b'"id":"x"', b'"id":"x","p":[-Infinity,NaN,"NaN"]')
+    written = A.replace(b'"id":"x"', b'"id":"x","p":[-9999.0,null,"NaN"]')
+    for pieces in ([printed, printed, B], bytewise(printed * 2 + B), [printed * 2 + B]):
+        answer, relay = relayed(*pieces)
+        assert answer == written * 2 + B
+        assert relay.fault is None
 
 
 # Counting ---------------------------------------------------------------------------------------------------
