@@ -243,7 +243,8 @@ async def serving(
             if isinstance(engine, ScriptedEngine):
                 with trio.fail_after(LIMIT):
                     await engine.wait_disconnected()
-        assert open_descriptors() == before
+        with trio.fail_after(LIMIT):
+            await until(lambda: open_descriptors() == before)
     finally:
         trio.lowlevel.remove_instrument(auditor)
         await trio.to_thread.run_sync(writer.close)
