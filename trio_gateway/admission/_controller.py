@@ -361,15 +361,25 @@ class Admission:
             if self._hopeless(ticket):
                 return True
             if not ticket.without:  # whoever stands behind it can not be placed either
-                return self._release_hopeless(line, self._slots.tries_at(ticket.request, ticket.without))
+                return self._release_hopeless(line)
         return False
 
-    def _release_hopeless(self, line: Iterable[Ticket], at: float | None) -> bool:
-        """Refuse those of a line whose time is up before ``at``; answers whether there were any."""
-        if not at:
+    def _release_hopeless(self, line: Iterable[Ticket]) -> bool:
+        """Refuse those of a line whose time is up before an outage is; answers whether there were any."""
+        if self._slots.next_opening() is None:
             return False
-        too_late = [ticket for ticket in line if ticket.limit <= at]
-        return sum(self._hopeless(ticket) for ticket in too_late) > 0
+        times: dict[tuple[int, frozenset[str]], float | None] = {}  # many waiters, few kinds of them
+        too_late = []
+        for ticket in line:
+            kind = ticket.request.n, ticket.without
+            if kind not in times:
+                times[kind] = self._slots.tries_at(ticket.request, ticket.without)
+            at = times[kind]
+            if at is None or ticket.limit <= at:
+                too_late.append(ticket)
+        for ticket in too_late:
+            self._hopeless(ticket)
+        return bool(too_late)
 
     def _place(self, ticket: Ticket) -> bool:
         share = self._shares[ticket.tenant].max_concurrency
