@@ -1,0 +1,52 @@
+"""The page of error codes says what the table of codes says, and which codes no answer has."""
+
+from __future__ import annotations
+
+from tests.docs.pages import column, constants, modules, table
+from trio_gateway.errors import CODES
+
+PAGE = "reference/errors.md"
+
+# Where codes are named without being given to a caller: the table itself, and outcomes of the same name.
+NAMED_ONLY = {"errors.py", "contract/_outcome.py"}
+
+
+def described(heading: str) -> dict[str, tuple[int, str, bool]]:
+    again = {"yes": False, "no": True}
+    return {
+        row["Code"].strip("`"): (int(row["HTTP"]), row["Type"].strip("`"), again[row["Again"]])
+        for row in table(PAGE, heading)
+    }
+
+
+def test_every_code_is_described_with_its_status_its_type_and_whether_it_can_go_away() -> None:
+    codes = {code: (info.status, info.type, info.final) for code, info in CODES.items()}
+    assert described("Codes") | described("Reserved codes") == codes
+
+
+def test_no_code_is_described_twice() -> None:
+    listed = [code for part in ("Codes", "Reserved codes") for code in column(PAGE, part, "Code")]
+    assert len(listed) == len(set(listed))
+
+
+def test_the_reserved_codes_are_those_that_no_module_gives_to_a_caller() -> None:
+    given = {
+        text
+        for name, tree in modules().items()
+        if name not in NAMED_ONLY
+        for text in constants(tree, str)
+        if text in CODES
+    }
+    assert described("Reserved codes").keys() == CODES.keys() - given
+
+
+def test_the_codes_stand_in_the_order_of_their_status() -> None:
+    for heading in ("Codes", "Reserved codes"):
+        statuses = [status for status, _, _ in described(heading).values()]
+        assert statuses == sorted(statuses)
+
+
+def test_every_code_says_when_it_comes_and_what_to_do() -> None:
+    for row in table(PAGE, "Codes"):
+        assert row["When"], row["Code"]
+        assert row["What to do"], row["Code"]
