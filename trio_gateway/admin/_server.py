@@ -15,12 +15,25 @@ from typing import Any, Final
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol import ProtocolWrapper
+from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError
 from hypercorn.trio import run as hypercorn_run
-from hypercorn.trio import serve
+from hypercorn.trio import serve, tcp_server
 from hypercorn.trio.tcp_server import TCPServer
 from starlette.applications import Starlette
 
 STUCK: Final = 5.0  # seconds that one write to an operator may take
+
+
+class Http1Only(ProtocolWrapper):
+    """The protocol of one connection. HTTP/2, whose memory nothing bounds, ends it."""
+
+    async def handle(self, event: Event) -> None:
+        """Take what came from the connection."""
+        try:
+            await self.protocol.handle(event)
+        except (H2ProtocolAssumedError, H2CProtocolRequiredError):
+            await self.send(Closed())
 
 
 class GuardedServer(TCPServer):
@@ -83,8 +96,9 @@ async def serve_admin(
     config.graceful_timeout = 1.0
     config.keep_alive_timeout = 75.0
     guarded = type("Guarded", (GuardedServer,), {"bug": staticmethod(bug)})
-    # Hypercorn names its server class in this module alone.
+    # Hypercorn names each of these classes in one module alone.
     vars(hypercorn_run)["TCPServer"] = guarded
+    vars(tcp_server)["ProtocolWrapper"] = Http1Only
     application: Any = app
     async with trio.open_nursery() as nursery:
         started = await nursery.start(
