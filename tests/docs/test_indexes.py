@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS
+from tests.docs.pages import DOCS, PACKAGE, ROOT, blocks, page, words
 
 FOLDERS = sorted(path.parent for path in DOCS.glob("*/README.md"))
 
@@ -28,3 +29,27 @@ def test_the_index_of_all_names_every_folder_and_page_beside_it() -> None:
 
 def test_every_folder_has_an_index() -> None:
     assert {path.parent for path in DOCS.glob("*/*.md")} == set(FOLDERS)
+
+
+STEP = re.compile(r"^(?:\d+\.|-) \*\*`(\w+)/`\*\*(.*?)(?=^\d+\. |^- |^#|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def test_every_module_that_the_reading_order_names_is_in_its_room() -> None:
+    named = [
+        PACKAGE / room / f"{module}.py"
+        for room, text in STEP.findall(page("reading-order.md"))
+        for module in words(text)
+        if module.startswith("_")
+    ]
+    assert len(named) > 20
+    assert not [path for path in named if not path.exists()]
+
+
+def test_the_glossary_is_in_order_and_defines_each_word_once() -> None:
+    terms = [term.lower() for term in re.findall(r"^\*\*(.+?)\.\*\*", page("glossary.md"), re.MULTILINE)]
+    assert terms == sorted(set(terms))
+
+
+def test_the_first_commands_of_the_readme_are_the_demo_and_the_tests() -> None:
+    first = blocks((ROOT / "README.md").read_text("utf-8"), "console")[0]
+    assert first == "$ make demo\n$ make test\n"
