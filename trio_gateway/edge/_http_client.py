@@ -191,8 +191,6 @@ class HttpClient:
         self._head = write_response_head(status, headers)
 
     def _mark(self, offset: int, piece: bytes) -> None:
-        if piece.startswith(b":"):
-            return  # a comment is no event
         self._marks.add(offset, piece)
         if len(self._marks) > _MARKS:
             self._marks.forget(self._connection.written - (self._connection.unacknowledged() or 0))

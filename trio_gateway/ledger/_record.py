@@ -189,13 +189,36 @@ class EventMarks:
     def __init__(self) -> None:
         self._ends = array("q")  # a list would cost four times as much for a client that never reads
         self._before = 0
+        # Pieces end anywhere: what is known of the event that is under way.
+        self._fresh = True
+        self._comment = False
+        self._half_blank = False
 
     def add(self, start: int, piece: bytes) -> None:
-        """Note the events that end in ``piece``, whose first byte has the offset ``start``."""
-        at = piece.find(b"\n\n")
-        while at >= 0:
-            self._ends.append(start + at + 2)
-            at = piece.find(b"\n\n", at + 2)
+        """Note the events that end in the next piece of the stream. Comments are no events.
+
+        Args:
+            start: offset of its first byte.
+        """
+        at = 0
+        if self._half_blank and piece.startswith(b"\n"):
+            at = 1
+            self._note_end(start + at)
+        while at < len(piece):
+            if self._fresh:
+                self._fresh = False
+                self._comment = piece.startswith(b":", at)
+            found = piece.find(b"\n\n", at)
+            if found < 0:
+                break
+            at = found + 2
+            self._note_end(start + at)
+        self._half_blank = not self._fresh and piece.endswith(b"\n")
+
+    def _note_end(self, offset: int) -> None:
+        self._fresh = True
+        if not self._comment:
+            self._ends.append(offset)
 
     def forget(self, acknowledged: int) -> None:
         """Drop the marks of events that end at or before ``acknowledged``, and keep their count."""
