@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import pytest
 import trio
-from hypercorn.trio import run as hypercorn_run
 
 from tests.e2e.serving import Serving, error_code, serving
-from trio_gateway.admin import make_app, serve_admin
 from trio_gateway.testing import (
     Answer,
-    RawClient,
     Script,
     WaitFor,
     chat_request,
     error_answer,
-    http_request,
     open_engine,
-    until,
 )
 
 # 8 and 9: a worker that says "no room"
@@ -61,40 +56,3 @@ async def test_a_health_check_or_a_list_that_was_answered_has_not_arrived(path: 
         await gateway.fetch("DELETE", path)
         assert gateway.gateway.books.arrived == 1
         assert gateway.turned_away() == {"method_not_allowed": 1}
-
-
-# 14: the guard of the operators' listener
-
-# Stock Hypercorn decodes this header without a net, and its server ends.
-FATAL = http_request(
-    "GET",
-    "/livez",
-    headers=(("connection", "upgrade, http2-settings"), ("upgrade", "h2c"), ("http2-settings", "AAA")),
-)
-
-
-async def test_a_request_that_ends_stock_hypercorn_ends_its_own_connection_only(
-    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = vars(hypercorn_run)
-    monkeypatch.setitem(names, "TCPServer", names["TCPServer"])  # put back afterwards
-    bugs: list[str] = []
-    app = make_app(dict, lambda figures: b"", "text/plain")
-
-    def note(where: str, exc: BaseException) -> None:
-        bugs.append(where)
-
-    async def serve(task_status: trio.TaskStatus[list[str]]) -> None:
-        await serve_admin(app, ("127.0.0.1:0",), note, task_status=task_status)
-
-    (url,) = await nursery.start(serve)
-    address = ("127.0.0.1", int(url.rpartition(":")[2]))
-    with trio.fail_after(10):
-        with await RawClient.connect(address) as client:
-            await client.send(FATAL)
-            await client.read_closed()
-        await until(lambda: bugs == ["admin connection"])
-        with await RawClient.connect(address) as client:
-            await client.send(http_request("GET", "/livez", headers=(("connection", "close"),)))
-            assert (await client.read_to_end()).status == 200
-    nursery.cancel_scope.cancel()
