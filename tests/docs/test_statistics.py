@@ -120,3 +120,13 @@ def test_every_route_of_the_admin_listener_is_described() -> None:
 async def test_the_admin_listener_answers_each_route(path: str) -> None:
     async with open_engine(chat_answer()) as engine, serving(engine) as gateway:
         assert (await ask_admin(gateway, path)).status == 200
+
+
+async def test_the_code_that_an_engine_made_up_is_in_the_record_and_no_label() -> None:
+    refusal = error_answer(400, code="made-up-7f3a")
+    async with open_engine(refusal) as engine, serving(engine) as gateway:
+        await gateway.ask(chat_request())
+        assert (await gateway.settled()).code == "made-up-7f3a"
+        page = (await ask_admin(gateway, "/metrics")).body.decode()
+    assert 'trio_gateway_failures_total{code="other",phase="before_headers"} 1.0' in page
+    assert "made-up" not in page

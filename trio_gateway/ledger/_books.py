@@ -11,6 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from ..contract import Outcome
+from ..errors import CODES
 from ._record import Record
 
 _KEPT_RECORDS = 256
@@ -80,10 +81,15 @@ class Books:
         for kind in ("prompt", "generated", "delivered"):
             self.tokens[(record.tenant, record.model, kind)] += getattr(record, f"tokens_{kind}") or 0
         if outcome in _FAILURES:
-            self.failures[(record.phase, record.code or outcome)] += 1
+            self.failures[(record.phase, _label(record.code or outcome))] += 1
         elif outcome in _CANCELLATIONS:
             self.cancellations[(outcome, record.phase)] += 1
         self.recent.append(record)
+
+
+def _label(code: str) -> str:
+    """Name a code in metrics: an engine's own may be any word, and labels come from bounded sets."""
+    return code if code in CODES else "other"
 
 
 _FAILURES = frozenset({Outcome.UPSTREAM_FAILED, Outcome.REFUSED})
