@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.wire.grammar import BOM, bytewise, pieces_of, sse_streams
@@ -28,6 +28,7 @@ def test_any_stream_reads_as_the_standard_says(stream: bytes) -> None:
 @given(st.data(), sse_streams())
 @example(None, b"data: a\r\n\ndata: b\n\n")
 @example(None, b"data: a\r\n\r\n\r\ndata: b\n\n")
+@settings(max_examples=300)
 def test_any_cut_of_a_stream_gives_the_same_events(data: st.DataObject | None, stream: bytes) -> None:
     pieces = bytewise(stream) if data is None else data.draw(pieces_of(stream))
     assert read(*pieces) == events_by_the_standard(stream)
@@ -83,6 +84,10 @@ def test_examples_of_the_standard(stream: bytes, events: list[Event]) -> None:
     assert read(*bytewise(stream)) == events
 
 
+def test_a_read_may_begin_with_the_second_line_end_of_a_blank_line() -> None:
+    assert read(b"data: a\n", b"\ndata: b\r\r") == [Event(None, b"a"), Event(None, b"b")]
+
+
 @pytest.mark.parametrize("stream", [b": a\n\n", b"id: 1\n\n", b"event: x\r\n\r\n", b"x\n\n: y\n\n"])
 def test_a_block_without_data_is_counted(stream: bytes) -> None:
     reader = EventReader(ROOMY)
@@ -118,7 +123,7 @@ def test_a_boundary_is_where_nothing_is_kept(fed: bytes, at_boundary: bool) -> N
 
 def test_an_event_of_exactly_the_bound_passes_and_one_byte_more_does_not() -> None:
     just = b"data: " + b"x" * 94
-    for pieces in ([just + b"\n\n"], [just, b"\n", b"\n"], bytewise(just + b"\n\n"), [b"\n", just + b"\n\n"]):
+    for pieces in ([just + b"\n\n"], [just, b"\n", b"\n"], bytewise(just + b"\n\n"), [b"\n", just, b"\n\n"]):
         assert read(*pieces, limit=100) == [Event(None, b"x" * 94)]
     for pieces in ([just + b"x\n\n"], [just + b"x"], bytewise(just + b"x")):
         reader = EventReader(100)
@@ -165,6 +170,6 @@ def test_what_is_written_reads_back(data: bytes, name: bytes | None) -> None:
     assert written.count(b"\n\n") == 1
 
 
-def test_a_heartbeat_is_no_event_and_the_end_is_one() -> None:
-    assert read(HEARTBEAT) == []
-    assert read(DONE) == [Event(None, b"[DONE]")]
+def test_a_heartbeat_is_a_comment_and_the_end_is_an_event() -> None:
+    assert (HEARTBEAT, read(HEARTBEAT)) == (b": keep-alive\n\n", [])
+    assert (DONE, read(DONE)) == (b"data: [DONE]\n\n", [Event(None, b"[DONE]")])
