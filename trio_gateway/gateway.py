@@ -294,15 +294,17 @@ class Gateway:
                 limits.json_values,
                 max(settings.delivery.stall_timeout, settings.delivery.max_lag) + ANSWER_SLACK,
                 limits.gone_probe_interval,
+                settings.stream.receipt,
             ),
             self.live,
         )
         door = Door(
-            DoorSettings(self._via, int(time.time())),
+            DoorSettings(self._via, int(time.time()), frozenset(settings.server.cors_origins)),
             self.keyring,
             generator,
             self.books,
-            tuple(self.fleet.routes),
+            {name: route.model for name, route in self.fleet.routes.items()},
+            self.live,
             self.not_ready,
             lambda: self._refusal,
         )
@@ -363,7 +365,14 @@ def _make_fleet(settings: Settings) -> Fleet:
     return Fleet(
         [_make_worker(worker) for worker in settings.workers],
         [
-            Route(model.id, model.upstream, tuple(worker.id for worker in settings.workers_of(model)))
+            Route(
+                model.id,
+                model.upstream,
+                tuple(worker.id for worker in settings.workers_of(model)),
+                model.aliases,
+                model.default_fields,
+                model.max_output_tokens,
+            )
             for model in settings.models
         ],
         trio.current_time,

@@ -170,6 +170,11 @@ class Ticket:
         """See TicketPort."""
         return self._admission.place_of(self) if self.queued else None
 
+    @property
+    def eta(self) -> float | None:
+        """See TicketPort."""
+        return self._admission.eta_of(self) if self.queued else None
+
     async def wait(self) -> Lease:
         """See TicketPort."""
         try:
@@ -273,6 +278,10 @@ class Admission:
         return problem.but(retry_after=self._slots.retry_after(model) or self._retry_after(1))
 
     # -- tickets
+
+    def eta_of(self, ticket: Ticket) -> float:
+        """Seconds until a waiting ticket will probably be placed."""
+        return self._rate.seconds_until(self.place_of(ticket), trio.current_time(), 0.0)
 
     def place_of(self, ticket: Ticket) -> int:
         """Position of a waiting ticket."""

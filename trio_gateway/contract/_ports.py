@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """Head of an answer to a client. ``length`` None: streamed as server-sent events."""
+    """Head of an answer to a client. ``length`` None: streamed as server-sent events, whatever the type."""
 
     status: int
     headers: tuple[tuple[str, str], ...] = ()
     length: int | None = None
+    content_type: str = "application/json"
 
 
 class ClientPort(Protocol):
@@ -72,8 +73,8 @@ class ClientPort(Protocol):
     def respond(self, problem: Problem, extra: dict[str, object] | None) -> None:
         """Queue a whole error answer, before anything else was begun. Raises ClientGone."""
 
-    def error_event(self, problem: Problem, extra: dict[str, object]) -> bytes:
-        """Express a failure as the last event of a stream."""
+    def error_event(self, problem: Problem, extra: dict[str, object], sequence: int) -> bytes:
+        """Express a failure as the last event of a stream, in which it would have the number ``sequence``."""
 
     def cut(self) -> None:
         """Close without a proper end, so that nobody mistakes the answer for a whole one. Idempotent."""
@@ -112,6 +113,10 @@ class TicketPort(Protocol):
     @property
     def place(self) -> int | None:
         """Position from 1 among those that wait for the same model; None when placed."""
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds until it will probably be placed; None when placed."""
 
     async def wait(self) -> LeasePort:
         """Wait for the placement; the caller owns the lease.

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import enum
+from dataclasses import dataclass, field
 from typing import Final
+
+
+class Style(enum.Enum):
+    """How the answers of an operation say that they are whole."""
+
+    CHOICES = enum.auto()  # each choice has a finish reason; a stream ends with [DONE]
+    RESPONSES = enum.auto()  # OpenAI's Responses: a status, or a terminal event
+    MESSAGES = enum.auto()  # Anthropic's Messages: a stop reason, or a terminal event
+    PLAIN = enum.auto()  # the HTTP message is the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,21 +24,78 @@ class Operation:
         name: as it stands in records and metrics.
         path: of the public route and, below the worker's prefix, of the engine's.
         streams: whether it can be asked for as a stream of events.
-        choices: whether its answers hold choices that each need a finish reason.
+        style: how its answers end.
         input: the body field without which there is nothing to do.
+        instead: fields of which any one will do in its place.
+        multipart: the body is a form with files, not JSON.
     """
 
     name: str
     path: str
     streams: bool
-    choices: bool
+    style: Style
     input: str
+    instead: tuple[str, ...] = ()
+    multipart: bool = False
+
+    @property
+    def choices(self) -> bool:
+        """Whether its answers hold choices that each need a finish reason."""
+        return self.style is Style.CHOICES
+
+    @property
+    def anthropic(self) -> bool:
+        """Whether its callers speak Anthropic's API."""
+        return self.path.startswith("/v1/messages")
 
 
-CHAT: Final = Operation("chat.completions", "/v1/chat/completions", True, True, "messages")
-COMPLETIONS: Final = Operation("completions", "/v1/completions", True, True, "prompt")
-EMBEDDINGS: Final = Operation("embeddings", "/v1/embeddings", False, False, "input")
-OPERATIONS: Final = (CHAT, COMPLETIONS, EMBEDDINGS)
+CHAT: Final = Operation("chat.completions", "/v1/chat/completions", True, Style.CHOICES, "messages")
+COMPLETIONS: Final = Operation("completions", "/v1/completions", True, Style.CHOICES, "prompt")
+EMBEDDINGS: Final = Operation("embeddings", "/v1/embeddings", False, Style.PLAIN, "input")
+RESPONSES: Final = Operation(
+    "responses", "/v1/responses", True, Style.RESPONSES, "input", ("prompt", "previous_response_id")
+)
+MESSAGES: Final = Operation("messages", "/v1/messages", True, Style.MESSAGES, "messages")
+COUNT_TOKENS: Final = Operation(
+    "messages.count_tokens", "/v1/messages/count_tokens", False, Style.PLAIN, "messages"
+)
+RERANK: Final = Operation("rerank", "/v1/rerank", False, Style.PLAIN, "query")
+SCORE: Final = Operation("score", "/v1/score", False, Style.PLAIN, "text_1", ("queries", "query", "data_1"))
+TOKENIZE: Final = Operation(
+    "tokenize", "/tokenize", False, Style.PLAIN, "prompt", ("messages", "content", "text")
+)
+DETOKENIZE: Final = Operation("detokenize", "/detokenize", False, Style.PLAIN, "tokens")
+TRANSCRIPTIONS: Final = Operation(
+    "audio.transcriptions", "/v1/audio/transcriptions", False, Style.PLAIN, "file", multipart=True
+)
+OPERATIONS: Final = (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    RESPONSES,
+    MESSAGES,
+    COUNT_TOKENS,
+    RERANK,
+    SCORE,
+    TOKENIZE,
+    DETOKENIZE,
+    TRANSCRIPTIONS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A multipart body, kept as it came.
+
+    Attributes:
+        body: all of it.
+        content_type: with its boundary, as the caller wrote it.
+        model: where the value of the field ``model`` stands in ``body``, as start and end.
+    """
+
+    body: bytes
+    content_type: bytes
+    model: tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +112,10 @@ class InternalRequest:
         wants_usage: the caller asked for a usage event at the end of its stream.
         wants_running_usage: the caller asked for usage in every event.
         arrived, deadline: Trio clock, seconds.
+        receipt: the caller wants a receipt of what was delivered.
+        form: the body of an operation that is no JSON; ``members`` then has its field names.
+        output_limit: the model's bound of output tokens, for a caller that names none.
+        defaults: fields of the model's configuration for a caller that names none.
     """
 
     exchange_id: str
@@ -65,6 +136,10 @@ class InternalRequest:
     deadline: float
     tier: str = "standard"
     trace: tuple[tuple[bytes, bytes], ...] = ()
+    receipt: bool = False
+    form: Form | None = None
+    output_limit: int | None = None
+    defaults: dict[str, bytes] = field(default_factory=dict)
 
     def attempt_id(self, number: int) -> str:
         """Name the ``number``-th attempt (from 1): unique, fixed length, never a prefix of another."""

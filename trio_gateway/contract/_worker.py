@@ -22,6 +22,8 @@ class Dialect:
         cancel_grace: seconds until an abandoned attempt has surely let its slot go.
         engine_fields: body fields that steer the engine itself; callers may not send
             them unless their tenant has ``engine_fields``.
+        native_chat: chat goes to ``/api/chat`` as NDJSON, since the engine's own /v1
+            layer hides errors in the middle of a stream.
     """
 
     kind: str
@@ -32,6 +34,7 @@ class Dialect:
     slot_per_choice: bool
     cancel_grace: float
     engine_fields: frozenset[str]
+    native_chat: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,19 +10,19 @@ from typing import Final
 
 import trio
 
-from ..contract import InternalRequest, Operation
+from ..contract import InternalRequest, Operation, Style
 from ..errors import ClientGone, Problem, Refused
 from ..exchange import Exchange, LiveExchanges, Parts
-from ..fleet import Fleet
+from ..fleet import Fleet, Route
 from ..tenancy import Caller, Tenant
 from ..wire import (
-    Json,
     ReadBody,
     RequestHead,
     forbidden_field,
     model_of,
     needs_thread,
     read_body,
+    read_form_body,
     read_object,
 )
 from ._http_client import HttpClient
@@ -42,6 +42,7 @@ class GenerateSettings:
     Attributes:
         answer_limit: seconds without an acknowledgement until a reader counts as vanished.
         ask_every: seconds between two questions to a half-closed client.
+        receipt: every stream gets a receipt, asked or not.
     """
 
     default_timeout: float
@@ -49,6 +50,7 @@ class GenerateSettings:
     json_values: int
     answer_limit: float
     ask_every: float
+    receipt: bool = False
 
 
 def client_request_id(head: RequestHead) -> str | None:
@@ -87,11 +89,13 @@ class Generator:
         operation: Operation,
         caller: Caller,
         exchange_id: str,
+        identity: Identity,
         accepted: Callable[[], None],
     ) -> bool:
         """Read, check and carry out one request; True: the connection may go on.
 
         Args:
+            identity: headers of the answer, whatever it will be.
             accepted: called when the exchange takes over the accounting.
 
         Raises:
@@ -104,9 +108,10 @@ class Generator:
         client = HttpClient(
             incoming.connection,
             head,
-            identity_headers(exchange_id, request.client_request_id),
+            identity,
             self._settings.answer_limit,
             self._settings.ask_every,
+            operation,
         )
         exchange = Exchange(request, client, self._parts, incoming.placed)
         accepted()
@@ -125,16 +130,15 @@ class Generator:
         exchange_id: str,
         arrived: float,
     ) -> InternalRequest:
-        tenant, limit = caller.tenant, self._settings.json_values
+        tenant = caller.tenant
 
-        def read_all() -> tuple[str, ReadBody]:
-            value = read_object(body, limit)
-            return self._route(value, tenant), read_body(operation, value, body)
+        def read_all() -> tuple[Route, ReadBody]:
+            return self._read(head, body, operation, tenant)
 
         if needs_thread(body):
-            upstream, read = await trio.to_thread.run_sync(read_all, abandon_on_cancel=True)
+            route, read = await trio.to_thread.run_sync(read_all, abandon_on_cancel=True)
         else:
-            upstream, read = read_all()
+            route, read = read_all()
         self._check_fields(read, tenant)
         return InternalRequest(
             exchange_id=exchange_id,
@@ -142,8 +146,8 @@ class Generator:
             tenant=tenant.id,
             key_id=caller.key_id,
             operation=operation,
-            model=read.model,
-            upstream_model=upstream,
+            model=route.model,
+            upstream_model=route.upstream,
             members=read.members,
             size=len(body),
             stream=read.stream,
@@ -155,17 +159,31 @@ class Generator:
             deadline=arrived + self._timeout(head, tenant),
             tier=_tier(head, tenant),
             trace=tuple((name, found) for name in _TRACE if (found := head.header(name)) is not None),
+            receipt=self._settings.receipt or head.header(b"x-gateway-receipt") == b"1",
+            form=read.form,
+            output_limit=_output_limit(read, route),
+            defaults=dict(route.defaults) if operation.style is not Style.PLAIN else {},
         )
 
-    def _route(self, value: dict[str, Json], tenant: Tenant) -> str:
-        """Answer the upstream name of the model that was asked for."""
-        model = model_of(value)
+    def _read(
+        self, head: RequestHead, body: bytes, operation: Operation, tenant: Tenant
+    ) -> tuple[Route, ReadBody]:
+        """Read a body in the order of judgement: its grammar, the model, all other fields."""
+        if operation.multipart:
+            read = read_form_body(body, head.header(b"content-type") or b"")
+            return self._route(read.model, tenant), read
+        value = read_object(body, self._settings.json_values)
+        route = self._route(model_of(value), tenant)
+        return route, read_body(operation, value, body)
+
+    def _route(self, model: str, tenant: Tenant) -> Route:
+        """Find the model that was asked for, by its public name or an alias."""
         route = self._fleet.routes.get(model)
         if route is None:
             raise Refused(Problem.of("model_not_found", "the model does not exist here", param="model"))
-        if not tenant.may_use(model):
+        if not (tenant.may_use(model) or tenant.may_use(route.model)):
             raise Refused(Problem.of("model_not_allowed", "this key may not use the model", param="model"))
-        return route.upstream
+        return route
 
     def _check_fields(self, read: ReadBody, tenant: Tenant) -> None:
         if tenant.engine_fields:
@@ -186,6 +204,16 @@ class Generator:
                 Problem.of("invalid_value", "X-Gateway-Timeout-Ms is no whole number of milliseconds above 0")
             )
         return min(wanted, tenant.max_timeout or self._settings.max_timeout, self._settings.max_timeout)
+
+
+def _output_limit(read: ReadBody, route: Route) -> int | None:
+    """Answer the bound that a caller gets who named none; one who asks for more is told so."""
+    limit = route.max_output_tokens
+    if limit is not None and read.tokens is not None and read.tokens > limit:
+        raise Refused(
+            Problem.of("invalid_value", f"at most {limit} output tokens can be asked for", param="max_tokens")
+        )
+    return limit if read.tokens is None else None
 
 
 def _tier(head: RequestHead, tenant: Tenant) -> str:

@@ -10,12 +10,12 @@ from typing import Final, final
 
 import trio
 
-from ..contract import AnswerHead
+from ..contract import CHAT, AnswerHead, Operation
 from ..errors import ClientGone, Problem
 from ..ledger import EventMarks
 from ..wire import CONTINUE, HEARTBEAT, LAST_CHUNK, RequestHead, write_chunk, write_event, write_response_head
 from ._connection import Connection
-from ._problems import JSON, problem_body, problem_headers
+from ._problems import JSON, problem_body, problem_event, problem_headers
 
 ASK_AT_MOST: Final = 4  # questions before headers; then a FIN means gone
 _MARKS: Final = 256  # event ends kept before the kernel is asked which are past
@@ -34,6 +34,7 @@ class HttpClient:
         identity: headers of every answer to this request.
         answer_limit: seconds after which an answer without acknowledgement counts as undeliverable.
         ask_every: seconds between two questions to a half-closed client.
+        operation: decides the shape of errors.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class HttpClient:
         identity: tuple[tuple[str, str], ...],
         answer_limit: float,
         ask_every: float,
+        operation: Operation = CHAT,
     ) -> None:
         self._connection = connection
         self._modern = head.version == b"1.1"
         self._identity = identity
         self._answer_limit = answer_limit
         self._ask_every = ask_every
+        self._operation = operation
         self._start = connection.written
         self._pending = b""
         self._head = b""
@@ -107,7 +110,7 @@ class HttpClient:
             else:
                 self.keep_alive = False
         else:
-            headers += [("content-type", JSON), ("content-length", str(head.length))]
+            headers += [("content-type", head.content_type), ("content-length", str(head.length))]
         self._put_head(head.status, headers)
         self._connection.silent_limit(self._answer_limit)
 
@@ -137,16 +140,17 @@ class HttpClient:
 
     def respond(self, problem: Problem, extra: dict[str, object] | None) -> None:
         """See ClientPort."""
-        body = problem_body(problem, extra)
+        body = problem_body(problem, extra, self._operation.anthropic)
         headers = [*self._identity, *problem_headers(problem), ("content-type", JSON)]
         if problem.code == "gateway_draining":
             self.keep_alive = False
         self._put_head(problem.status, [*headers, ("content-length", str(len(body)))])
         self.push(body, last=True)
 
-    def error_event(self, problem: Problem, extra: dict[str, object]) -> bytes:
+    def error_event(self, problem: Problem, extra: dict[str, object], sequence: int) -> bytes:
         """See ClientPort."""
-        return write_event(problem_body(problem, extra))
+        name, data = problem_event(problem, extra, self._operation, sequence)
+        return write_event(data, name)
 
     def cut(self) -> None:
         """See ClientPort."""

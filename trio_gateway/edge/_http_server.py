@@ -139,7 +139,10 @@ class Incoming:
         return b"".join(pieces)
 
     async def drop_rest(self) -> bool:
-        """Read and drop a little of what was not wanted; answers whether the connection can go on."""
+        """Read and drop a little of what was not wanted; answers whether the connection can go on.
+
+        What came behind the body is given back to the connection, also if the body was given up at its end.
+        """
         if self.expects_continue:
             return False  # nobody knows whether the client sends it now
         left = REST_KEPT
@@ -319,13 +322,14 @@ class HttpServer:
                 refused.problem,
                 close=not head.keep_alive or not incoming.rest_is_short,
                 headless=head.method == "HEAD",
+                anthropic=head.path.startswith("/v1/messages"),
             )
             alive = True
         finally:
             incoming.placed()
         if not alive or not head.keep_alive or connection.closed or not incoming.rest_is_short:
             return False
-        return incoming.body_ended or await self._dropped(incoming)
+        return await self._dropped(incoming)
 
     async def _dropped(self, incoming: Incoming) -> bool:
         try:
@@ -334,9 +338,15 @@ class HttpServer:
             return False
 
     async def _refuse(
-        self, connection: Connection, problem: Problem, *, close: bool, headless: bool = False
+        self,
+        connection: Connection,
+        problem: Problem,
+        *,
+        close: bool,
+        headless: bool = False,
+        anthropic: bool = False,
     ) -> None:
-        body = problem_body(problem, None)
+        body = problem_body(problem, None, anthropic)
         headers = [*problem_headers(problem), ("content-type", JSON)]
         headers.append(("content-length", str(len(body))))
         if close or self._draining():

@@ -7,8 +7,18 @@ from typing import Any, Final
 
 import msgspec
 
+from ..contract import Operation, Style
 from ..errors import Problem
 
+_ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 JSON: Final = "application/json"
 
 _FIXED: Final[dict[int, tuple[tuple[str, str], ...]]] = {
@@ -17,17 +27,49 @@ _FIXED: Final[dict[int, tuple[tuple[str, str], ...]]] = {
 }
 
 
-def problem_body(problem: Problem, extra: dict[str, object] | None) -> bytes:
-    """Write the error in OpenAI's shape; ``extra`` becomes ``error.gateway``."""
-    error: dict[str, Any] = {
-        "message": problem.message,
-        "type": problem.type,
-        "param": problem.param,
-        "code": problem.code,
-    }
+def problem_body(problem: Problem, extra: dict[str, object] | None, anthropic: bool = False) -> bytes:
+    """Write the error in OpenAI's or Anthropic's shape; ``extra`` becomes ``error.gateway``."""
+    if anthropic:
+        error: dict[str, Any] = {
+            "type": _anthropic_type(problem),
+            "message": problem.message,
+            "code": problem.code,
+        }
+    else:
+        error = {
+            "message": problem.message,
+            "type": problem.type,
+            "param": problem.param,
+            "code": problem.code,
+        }
     if extra is not None:
         error["gateway"] = extra
-    return msgspec.json.encode({"error": error})
+    return msgspec.json.encode({"type": "error", "error": error} if anthropic else {"error": error})
+
+
+def problem_event(
+    problem: Problem, extra: dict[str, object], operation: Operation, sequence: int
+) -> tuple[bytes | None, bytes]:
+    """Write the error as an event of the operation's stream: its name, and its data."""
+    if operation.style is Style.MESSAGES:
+        return b"error", problem_body(problem, extra, anthropic=True)
+    if operation.style is Style.RESPONSES:
+        event = {
+            "type": "error",
+            "code": problem.code,
+            "message": problem.message,
+            "param": problem.param,
+            "sequence_number": sequence,
+            "gateway": extra,
+        }
+        return b"error", msgspec.json.encode(event)
+    return None, problem_body(problem, extra)
+
+
+def _anthropic_type(problem: Problem) -> str:
+    if problem.status in _ANTHROPIC_TYPES:
+        return _ANTHROPIC_TYPES[problem.status]
+    return "invalid_request_error" if problem.status < 500 else "api_error"
 
 
 def problem_headers(problem: Problem) -> list[tuple[str, str]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +12,7 @@ import msgspec
 
 from ..contract import OPERATIONS, Operation
 from ..errors import ClientGone, Problem, Refused
+from ..exchange import OWNER, LiveExchanges
 from ..ledger import Books
 from ..tenancy import Keyring
 from ..wire import RequestHead, write_response_head
@@ -22,6 +24,11 @@ from ._problems import JSON
 _OPERATIONS: Final = {operation.path: operation for operation in OPERATIONS}
 _READABLE: Final = ("GET", "HEAD")
 _MODELS: Final = "/v1/models"
+_REQUESTS: Final = "/v1/requests/"
+_METHODS: Final = "GET, HEAD, POST, DELETE, OPTIONS"
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+Headers = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +38,12 @@ class DoorSettings:
     Attributes:
         via: our name in ``Via``; a request that carries it came from us.
         created: start of the process, seconds since the epoch.
+        origins: pages of these origins may call us; ``*``: of all.
     """
 
     via: str
     created: int
+    origins: frozenset[str] = frozenset()
 
 
 class Door:
@@ -42,7 +51,8 @@ class Door:
 
     Args:
         ready: why the gateway is not ready; None: it is.
-        models: public names, in the order of the configuration.
+        models: public names by every name that they have, in the order of the configuration.
+        live: the exchanges of the process.
         refusing: the problem that new work is refused with; None: it is welcome.
     """
 
@@ -52,7 +62,8 @@ class Door:
         keyring: Keyring,
         generator: Generator,
         books: Books,
-        models: tuple[str, ...],
+        models: Mapping[str, str],
+        live: LiveExchanges,
         ready: Callable[[], str | None],
         refusing: Callable[[], Problem | None],
     ) -> None:
@@ -61,6 +72,7 @@ class Door:
         self._generator = generator
         self._books = books
         self._models = models
+        self._live = live
         self._ready = ready
         self._refusing = refusing
         self._via = settings.via.encode("ascii")
@@ -72,52 +84,93 @@ class Door:
 
     async def answer(self, incoming: Incoming) -> bool:
         """See Handler."""
+        head = incoming.head
         exchange_id = new_id()
+        identity = (*identity_headers(exchange_id, client_request_id(head)), *self._cors(head))
+        visit = Visit(incoming, exchange_id, identity)
         self._books.arrive()
-        pending = [True]  # not yet accounted for
-
-        def accounted() -> None:
-            pending.clear()
-
         try:
-            return await self._answer(incoming, exchange_id, accounted)
+            return await self._answer(visit)
         except Refused as refused:
-            if pending:
+            if not visit.accounted:
                 self._books.turn_away(refused.problem.code)
-            identity = identity_headers(exchange_id, client_request_id(incoming.head))
             raise Refused(refused.problem.but(headers=(*identity, *refused.problem.headers))) from None
         except BaseException as exc:
-            if pending:
+            if not visit.accounted:
                 self._books.turn_away("client_gone" if isinstance(exc, ClientGone) else "internal_error")
             raise
 
-    async def _answer(self, incoming: Incoming, exchange_id: str, accounted: Callable[[], None]) -> bool:
-        head = incoming.head
+    async def _answer(self, visit: Visit) -> bool:
+        head = visit.incoming.head
         path = head.path
         if path in ("/livez", "/readyz"):
             _check_method(head, _READABLE)
-            status, answer = self._health(path)
-            return await self._reply(incoming, exchange_id, status, answer, accounted)
+            return await self._reply(visit, *self._health(path))
+        if self._settings.origins and _is_preflight(head):
+            return await self._preflight(visit)
         if (problem := self._refusing()) is not None:
             raise Refused(problem)
         operation = _OPERATIONS.get(path)
         if operation is not None:
             _check_method(head, ("POST",))
-            return await self._work(incoming, operation, exchange_id, accounted)
+            return await self._work(visit, operation)
         if path == _MODELS or path.startswith(_MODELS + "/"):
             _check_method(head, _READABLE)
-            return await self._reply(incoming, exchange_id, 200, self._list_models(head), accounted)
+            return await self._reply(visit, 200, self._list_models(head))
+        if path.startswith(_REQUESTS) and "/" not in path.removeprefix(_REQUESTS):
+            _check_method(head, (*_READABLE, "DELETE"))
+            return await self._reply(visit, 200, self._own_request(head))
         raise Refused(Problem.of("unknown_route", "there is nothing at this path"))
 
-    async def _work(
-        self, incoming: Incoming, operation: Operation, exchange_id: str, accounted: Callable[[], None]
-    ) -> bool:
-        head = incoming.head
+    async def _work(self, visit: Visit, operation: Operation) -> bool:
+        head = visit.incoming.head
         caller = authenticate(head, self._keyring)
-        _check_media_type(head)
+        _check_media_type(head, operation)
         if any(self._via in value for value in head.all(b"via")):
             raise Refused(Problem.of("loop_detected", "the request has passed this gateway before"))
-        return await self._generator.run(incoming, operation, caller, exchange_id, accounted)
+        return await self._generator.run(
+            visit.incoming, operation, caller, visit.exchange_id, visit.identity, visit.account
+        )
+
+    def _own_request(self, head: RequestHead) -> dict[str, object]:
+        """Tell an owner where its request stands; by DELETE it is cancelled first."""
+        tenant = authenticate(head, self._keyring).tenant
+        exchange_id = head.path.removeprefix(_REQUESTS)
+        standing = self._live.standing(exchange_id)
+        if standing is None or standing.tenant != tenant.id:
+            raise Refused(Problem.of("request_not_found", "there is no such request, or no longer"))
+        if head.method == "DELETE":
+            self._live.end(exchange_id, OWNER)
+            standing = self._live.standing(exchange_id) or standing
+        return {
+            "id": exchange_id,
+            "state": standing.state,
+            "position": standing.position,
+            "eta_ms": None if standing.eta is None else round(standing.eta * 1000),
+            "outcome": standing.outcome,
+        }
+
+    def _cors(self, head: RequestHead) -> Headers:
+        """Answer what lets a browser hand an answer to the page that asked."""
+        if not self._settings.origins:
+            return ()
+        origin = (head.header(b"origin") or b"").decode("latin-1")
+        if not origin or not self._settings.origins & {"*", origin.lower()}:
+            return (("vary", "Origin"),)
+        return (
+            ("access-control-allow-origin", origin),
+            ("access-control-expose-headers", "Retry-After, X-Request-Id"),
+            ("vary", "Origin"),
+        )
+
+    async def _preflight(self, visit: Visit) -> bool:
+        """Answer a browser that asks whether it may; needs no key, since none is sent with it."""
+        asked = (visit.incoming.head.header(b"access-control-request-headers") or b"").decode("latin-1")
+        names = [name.strip() for name in asked.split(",")]
+        headers: Headers = (("access-control-allow-methods", _METHODS), ("access-control-max-age", "600"))
+        if all(_TOKEN.fullmatch(name) for name in names):
+            headers = (*headers, ("access-control-allow-headers", ", ".join(names)))
+        return await self._reply(visit, 204, None, headers)
 
     def _health(self, path: str) -> tuple[int, dict[str, object]]:
         reason = self._ready() if path == "/readyz" else None
@@ -134,34 +187,58 @@ class Door:
                 "created": self._settings.created,
                 "owned_by": "trio-gateway",
             }
-            for name in self._models
+            for name in dict.fromkeys(self._models.values())
             if tenant.may_use(name)
         }
         if head.path == _MODELS:
             return {"object": "list", "data": list(models.values())}
-        name = urllib.parse.unquote(head.path.removeprefix(_MODELS + "/"))
+        asked = urllib.parse.unquote(head.path.removeprefix(_MODELS + "/"))
+        name = self._models.get(asked, "")
         if name not in models:
             raise Refused(Problem.of("model_not_found", "the model does not exist here", param="model"))
         return dict(models[name])
 
-    async def _reply(
-        self, incoming: Incoming, exchange_id: str, status: int, answer: object, accounted: Callable[[], None]
-    ) -> bool:
-        """Answer with JSON of our own."""
-        head = incoming.head
-        body = msgspec.json.encode(answer)
-        headers = [
-            *identity_headers(exchange_id, client_request_id(head)),
-            ("content-type", JSON),
-            ("content-length", str(len(body))),
-        ]
+    async def _reply(self, visit: Visit, status: int, answer: object, headers: Headers = ()) -> bool:
+        """Answer with JSON of our own, or without a body."""
+        head = visit.incoming.head
+        body = b"" if answer is None else msgspec.json.encode(answer)
+        lines = [*visit.identity, *headers]
+        if answer is not None:
+            lines += [("content-type", JSON), ("content-length", str(len(body)))]
         if not head.keep_alive:
-            headers.append(("connection", "close"))
-        raw = write_response_head(status, headers)
-        accounted()
+            lines.append(("connection", "close"))
+        raw = write_response_head(status, lines)
+        visit.account()
         self._books.forget()
-        await write_within(incoming.connection, raw if head.method == "HEAD" else raw + body)
+        await write_within(visit.incoming.connection, raw if head.method == "HEAD" else raw + body)
         return True
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """One request at the door.
+
+    Attributes:
+        identity: headers of its answer, whatever it will be.
+        accounted: somebody else counts it from now on.
+    """
+
+    incoming: Incoming
+    exchange_id: str
+    identity: Headers
+    accounted: bool = False
+
+    def account(self) -> None:
+        """Leave the accounting to others."""
+        self.accounted = True
+
+
+def _is_preflight(head: RequestHead) -> bool:
+    return (
+        head.method == "OPTIONS"
+        and head.header(b"origin") is not None
+        and head.header(b"access-control-request-method") is not None
+    )
 
 
 def _check_method(head: RequestHead, allowed: tuple[str, ...]) -> None:
@@ -172,7 +249,7 @@ def _check_method(head: RequestHead, allowed: tuple[str, ...]) -> None:
         )
 
 
-def _check_media_type(head: RequestHead) -> None:
+def _check_media_type(head: RequestHead, operation: Operation) -> None:
     coding = (head.header(b"content-encoding") or b"identity").strip().lower()
     if coding != b"identity":
         raise Refused(
@@ -182,6 +259,7 @@ def _check_media_type(head: RequestHead) -> None:
                 headers=(("accept-encoding", "identity"),),
             )
         )
+    wanted = b"multipart/form-data" if operation.multipart else b"application/json"
     kind = (head.header(b"content-type") or b"application/json").partition(b";")[0].strip().lower()
-    if kind != b"application/json":
-        raise Refused(Problem.of("unsupported_media_type", "the body has to be application/json"))
+    if kind != wanted:
+        raise Refused(Problem.of("unsupported_media_type", f"the body has to be {wanted.decode('ascii')}"))

@@ -2,12 +2,13 @@
 
 from ._attempt import AttemptLimits, AttemptParts
 from ._delivery import DeliveryLimits
-from ._endings import SHUT_DOWN
+from ._endings import OWNER, SHUT_DOWN
 from ._exchange import Exchange, ExchangeLimits, Parts
-from ._live import LiveExchanges
+from ._live import LiveExchanges, Standing
 from ._retry import RetryBudget
 
 __all__ = [
+    "OWNER",
     "SHUT_DOWN",
     "AttemptLimits",
     "AttemptParts",
@@ -17,4 +18,5 @@ __all__ = [
     "LiveExchanges",
     "Parts",
     "RetryBudget",
+    "Standing",
 ]

@@ -19,8 +19,8 @@ from ..errors import EngineProtocolError, UpstreamFailed, UpstreamFault
 from ..flow import BufferPool, Gathering
 from ..ledger import Tally
 from ..wire import (
-    DONE,
     EngineError,
+    NamedRelay,
     StreamRelay,
     StreamShape,
     Usage,
@@ -39,6 +39,7 @@ TAIL_WAIT: Final = 0.05  # seconds for the engine to end its message after [DONE
 ERROR_BODY: Final = 64 * 1024  # bytes read of an engine's error
 
 Headers = tuple[tuple[str, str], ...]
+Relay = StreamRelay | NamedRelay
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ class Attempt:
         self._poke = poke
         self._scope: trio.CancelScope | None = None
         self._expired: Failure | None = None
+        self._stream: Relay | None = None
         self._output_due = math.inf  # for the first committing event
         self._progress_at = math.inf  # of a committed stream, or within a buffered answer
         self._paused = False  # no room for more of a buffered answer
@@ -158,13 +160,14 @@ class Attempt:
     async def _read(self, answer: EngineAnswer, worker: Worker) -> Failure | None:
         if answer.status != 200:
             return await self._read_error(answer, worker)
-        wanted = b"text/event-stream" if self._request.stream else b"application/json"
         kind = (answer.header(b"content-type") or b"").partition(b";")[0].strip().lower()
-        if kind != wanted:
-            return _retry.WRONG_TYPE
         if self._request.stream:
-            return await self._pump(answer, worker)
-        return await self._collect(answer, worker)
+            return await self._pump(answer, worker) if kind == b"text/event-stream" else _retry.WRONG_TYPE
+        if kind == b"application/json":
+            return await self._collect(answer, worker)
+        if self._request.form is not None and kind.startswith(b"text/") and kind != b"text/event-stream":
+            return await self._collect(answer, worker, text_type=kind.decode("latin-1"))
+        return _retry.WRONG_TYPE
 
     async def _read_error(self, answer: EngineAnswer, worker: Worker) -> Failure:
         body = bytearray()
@@ -177,11 +180,17 @@ class Attempt:
 
     # -- a buffered answer
 
-    async def _collect(self, answer: EngineAnswer, worker: Worker) -> Failure | None:
-        """Read the whole answer, judge it, and hand it over."""
+    async def _collect(
+        self, answer: EngineAnswer, worker: Worker, text_type: str | None = None
+    ) -> Failure | None:
+        """Read the whole answer, judge it, and hand it over.
+
+        Args:
+            text_type: the media type of an answer that is no JSON, such as subtitles.
+        """
         try:
             body = await self._read_whole(answer)
-            judged = await self._judge(body, _retry.secrets_of(worker))
+            judged = (body, None) if text_type else await self._judge(body, _retry.secrets_of(worker))
         except EngineProtocolError:
             return _retry.CUT
         if isinstance(judged, EngineError):
@@ -189,7 +198,9 @@ class Attempt:
         body, self._tally.usage = judged
         self._parts.fleet.output(worker, self._request.model)
         self._tally.commit(trio.current_time())
-        self._delivery.begin_sized(AnswerHead(200, self._headers(), len(body)))
+        self._delivery.begin_sized(
+            AnswerHead(200, self._headers(), len(body), text_type or "application/json")
+        )
         self._delivery.hand_over_last(body)
         return None
 
@@ -232,28 +243,40 @@ class Attempt:
 
     async def _pump(self, answer: EngineAnswer, worker: Worker) -> Failure | None:
         """Move events from the engine towards the client until the answer is whole or has failed."""
-        request = self._request
-        relay = StreamRelay(
-            StreamShape(
-                request.choices,
-                request.wants_usage,
-                request.wants_running_usage,
-                request.upstream_model,
-                request.model,
-                self._limits.event_bytes,
-                _retry.secrets_of(worker),
-            )
-        )
+        self._stream = relay = self._make_relay(worker)
         try:
             failure = await self._relay(relay, answer, worker)
         finally:
             self._tally.count(relay, self._progress_at)
         if failure is None:
-            self._delivery.hand_over_last(DONE)
+            if not self._tally.committed:
+                self._commit(worker, trio.current_time())
+            self._delivery.hand_over_last(relay.closing)
             await self._read_tail(answer)
         return failure
 
-    async def _relay(self, relay: StreamRelay, answer: EngineAnswer, worker: Worker) -> Failure | None:
+    def _make_relay(self, worker: Worker) -> Relay:
+        request = self._request
+        shape = StreamShape(
+            request.choices,
+            request.wants_usage,
+            request.wants_running_usage,
+            request.upstream_model,
+            request.model,
+            self._limits.event_bytes,
+            _retry.secrets_of(worker),
+            request.receipt,
+        )
+        if request.operation.choices:
+            return StreamRelay(shape)
+        return NamedRelay(shape, request.operation.style)
+
+    @property
+    def sequence(self) -> int:
+        """Number of an error event that would follow what the engine sent."""
+        return 0 if self._stream is None else self._stream.sequence
+
+    async def _relay(self, relay: Relay, answer: EngineAnswer, worker: Worker) -> Failure | None:
         while not relay.over and await self._move(relay, answer, worker):
             await self._delivery.room()
         if relay.aborted:
@@ -262,7 +285,7 @@ class Attempt:
             return _retry.of_error(relay.fault)
         return None if relay.all_finished else _retry.CUT
 
-    async def _move(self, relay: StreamRelay, answer: EngineAnswer, worker: Worker) -> bool:
+    async def _move(self, relay: Relay, answer: EngineAnswer, worker: Worker) -> bool:
         """Move one read's worth of events; False at the end of the message.
 
         A step of its own, so that nothing of it stays in memory while the next waits.

@@ -42,6 +42,9 @@ BUG: Final = Ending(
     Outcome.UPSTREAM_FAILED,
     Problem.of("internal_error", "the gateway failed; the request id tells where to look"),
 )
+OWNER: Final = Ending(
+    Outcome.CLIENT_CANCELLED, Problem.of("request_cancelled", "the owner of the request cancelled it")
+)
 SHUT_DOWN: Final = Ending(
     Outcome.GATEWAY_SHUTDOWN, Problem.of("gateway_draining", "the gateway is shutting down", retry_after=1.0)
 )

@@ -133,6 +133,14 @@ class Exchange:
         """Whether it was placed or got a position."""
         return self._ticket is not None
 
+    def standing(self) -> tuple[str, int | None, float | None, str | None]:
+        """Tell state, position, seconds until placement, and outcome."""
+        if self.ending is not None:
+            return "ended", None, None, self.ending.outcome.value
+        if self._waiting and self._ticket is not None:
+            return "waiting", self._ticket.place, self._ticket.eta, None
+        return "running", None, None, None
+
     def end(self, ending: Ending) -> None:
         """End it, unless it ended before. Never waits."""
         self._scope.end(ending)
@@ -262,8 +270,10 @@ class Exchange:
                 self.end(GONE)
 
     def _error_event(self, ending: Ending, problem: Problem) -> bytes:
-        event = self._client.error_event(problem, self._explain(ending))
-        if self._parts.limits.error_style == "finish_reason":
+        event = self._client.error_event(
+            problem, self._explain(ending), 0 if self._attempt is None else self._attempt.sequence
+        )
+        if self._parts.limits.error_style == "finish_reason" and self.request.operation.choices:
             return failed_chunk(self.request.operation) + event
         return event
 

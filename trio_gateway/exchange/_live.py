@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 import trio
 
 from ..contract import Ending
 from ._exchange import Exchange
 
+REMEMBERED: Final = 60.0  # seconds after its end in which an exchange can be asked for
+MOST_REMEMBERED: Final = 100_000
+
+
+class Standing(NamedTuple):
+    """Where an exchange stands, as its owner may see it.
+
+    Attributes:
+        state: ``waiting``, ``running`` or ``ended``.
+        position: in the queue, from 1.
+        eta: seconds until it will probably be placed.
+    """
+
+    tenant: str
+    state: str
+    position: int | None = None
+    eta: float | None = None
+    outcome: str | None = None
+
 
 class LiveExchanges:
-    """A set of running exchanges that can be waited for and ended."""
+    """Running exchanges, to be found, waited for and ended; the ended are remembered a while."""
 
     def __init__(self) -> None:
         self._exchanges: dict[str, Exchange] = {}
+        self._ended: OrderedDict[str, tuple[float, Standing]] = OrderedDict()
         self._empty = trio.lowlevel.ParkingLot()
 
     def __len__(self) -> int:
@@ -38,8 +60,38 @@ class LiveExchanges:
             yield
         finally:
             del self._exchanges[exchange.request.exchange_id]
+            self._remember(exchange)
             if not self._exchanges:
                 self._empty.unpark_all()
+
+    def standing(self, exchange_id: str) -> Standing | None:
+        """Tell where an exchange stands; None: nobody knows it."""
+        exchange = self._exchanges.get(exchange_id)
+        if exchange is not None:
+            return Standing(exchange.request.tenant, *exchange.standing())
+        self.forget_old()
+        found = self._ended.get(exchange_id)
+        return None if found is None else found[1]
+
+    def end(self, exchange_id: str, ending: Ending) -> None:
+        """End one exchange, if it runs."""
+        exchange = self._exchanges.get(exchange_id)
+        if exchange is not None:
+            exchange.end(ending)
+
+    def forget_old(self) -> None:
+        """Forget who ended long ago."""
+        oldest = trio.current_time() - REMEMBERED
+        while self._ended and (
+            next(iter(self._ended.values()))[0] < oldest or len(self._ended) > MOST_REMEMBERED
+        ):
+            self._ended.popitem(last=False)
+
+    def _remember(self, exchange: Exchange) -> None:
+        if exchange.accepted:
+            outcome = exchange.ending.outcome.value if exchange.ending is not None else None
+            standing = Standing(exchange.request.tenant, "ended", outcome=outcome)
+            self._ended[exchange.request.exchange_id] = (trio.current_time(), standing)
 
     def end_all(self, ending: Ending) -> None:
         """End all that run now."""

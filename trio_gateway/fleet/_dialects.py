@@ -20,6 +20,7 @@ _SGLANG_FIELDS: Final = frozenset(
     }
 )  # fmt: skip
 _LLAMACPP_FIELDS: Final = frozenset({"id_slot", "sse_ping_interval", "response_fields", "lora"})
+_OLLAMA_FIELDS: Final = frozenset({"keep_alive", "options"})
 
 DIALECTS: Final[dict[str, Dialect]] = {
     dialect.kind: dialect
@@ -27,6 +28,8 @@ DIALECTS: Final[dict[str, Dialect]] = {
         Dialect("vllm", True, b"X-Request-Id", None, True, False, 0.5, _VLLM_FIELDS),
         Dialect("sglang", True, None, "rid", True, False, 4.0, _SGLANG_FIELDS),
         Dialect("llamacpp", False, None, None, False, True, 1.5, _LLAMACPP_FIELDS),
+        Dialect("tgi", False, None, None, False, False, 0.5, frozenset()),
+        Dialect("ollama", False, None, None, False, False, 1.5, _OLLAMA_FIELDS, native_chat=True),
         Dialect("openai", False, None, None, False, False, 0.5, frozenset()),
     )
 }

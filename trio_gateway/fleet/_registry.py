@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,11 +14,20 @@ _NONE: Final = Outage(1.0)
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One public model: the name its engines know, and the workers that serve it, in file order."""
+    """One public model: the name its engines know, and the workers that serve it, in file order.
+
+    Attributes:
+        aliases: further public names.
+        defaults: body fields for callers that leave them out, as JSON.
+        max_output_tokens: most output tokens that may be asked for; None: no bound of ours.
+    """
 
     model: str
     upstream: str
     workers: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+    defaults: Mapping[str, bytes] = field(default_factory=dict)
+    max_output_tokens: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +68,7 @@ class Fleet:
         first_pause: seconds that a worker without room is left alone at first.
 
     Attributes:
+        models: routes by public id; ``routes`` has them by alias too.
         changed: called when a placement may have become possible or impossible.
     """
 
@@ -72,7 +82,10 @@ class Fleet:
         self._now = now
         self._first_pause = first_pause
         self.books: dict[str, WorkerBook] = {worker.id: WorkerBook(worker) for worker in workers}
-        self.routes: dict[str, Route] = {route.model: route for route in routes}
+        self.models: dict[str, Route] = {route.model: route for route in routes}
+        self.routes: dict[str, Route] = {
+            name: route for route in self.models.values() for name in (route.model, *route.aliases)
+        }
         self.changed: Callable[[], None] = _nothing
 
     # -- models

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..contract import Ending, InternalRequest, Phase
-from ..wire import StreamRelay, Usage
+from ..wire import NamedRelay, StreamRelay, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class Record:
     events_delivered: int
     bytes_delivered: int
     events_dropped: int
+    receipt: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Answer the record as JSON values."""
@@ -79,6 +80,7 @@ class Tally:
         self.dropped = 0
         self.committed = False
         self.acknowledged: int | None = None
+        self.receipt: str | None = None
 
     def begin(self, now: float, status: int) -> None:
         """The head of an answer goes out."""
@@ -92,7 +94,7 @@ class Tally:
         if self.headers is None:
             self.begin(now, 200)
 
-    def count(self, relay: StreamRelay, last_progress: float) -> None:
+    def count(self, relay: StreamRelay | NamedRelay, last_progress: float) -> None:
         """Take over the counts of an attempt's stream.
 
         Args:
@@ -102,6 +104,7 @@ class Tally:
         self.dropped += relay.dropped
         self.events += relay.events
         self.content_events += relay.content_events
+        self.receipt = relay.receipt if relay.committed else self.receipt
         if relay.committed and last_progress < math.inf:
             self.last_content = last_progress
 
@@ -176,6 +179,7 @@ class Tally:
             events_delivered=self.events_delivered,
             bytes_delivered=self.bytes_delivered,
             events_dropped=self.dropped,
+            receipt=self.receipt,
         )
 
 

@@ -141,7 +141,7 @@ class RecordingClient:
         self.problem, self.extra = problem, extra
         self.push(_error(problem, extra), last=True)
 
-    def error_event(self, problem: Problem, extra: dict[str, object]) -> bytes:
+    def error_event(self, problem: Problem, extra: dict[str, object], sequence: int) -> bytes:
         """See ClientPort."""
         return b"data: " + _error(problem, extra) + b"\n\n"
 

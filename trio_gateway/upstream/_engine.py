@@ -80,9 +80,12 @@ class HttpEngine:
 
     def _head(self, request: InternalRequest, worker: Worker, attempt_id: str, length: int) -> bytes:
         accept = b"text/event-stream" if request.stream else b"application/json"
+        kind = b"application/json"
+        if request.form is not None:
+            accept, kind = b"*/*", request.form.content_type
         headers: list[Header] = [
             (b"Host", worker.authority.encode("ascii")),
-            (b"Content-Type", b"application/json"),
+            (b"Content-Type", kind),
             (b"Content-Length", b"%d" % length),
             (b"Accept", accept),
             (b"Accept-Encoding", b"identity"),

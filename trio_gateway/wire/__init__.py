@@ -18,8 +18,9 @@ from ._http1 import (
     write_response_head,
 )
 from ._json import Json, may_hold_infinity, needs_thread, read_object, with_finite_numbers
+from ._named_relay import NamedRelay
 from ._relay import StreamRelay, StreamShape, failed_chunk
-from ._requests import ReadBody, forbidden_field, internal_body, model_of, read_body
+from ._requests import ReadBody, forbidden_field, internal_body, model_of, read_body, read_form_body
 from ._sse import DONE, HEARTBEAT, write_event
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "HeadBuffer",
     "Header",
     "Json",
+    "NamedRelay",
     "ReadBody",
     "RequestHead",
     "ResponseHead",
@@ -51,6 +53,7 @@ __all__ = [
     "parse_response_head",
     "read_body",
     "read_error",
+    "read_form_body",
     "read_object",
     "rename_model",
     "with_finite_numbers",

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from ..contract import Operation
+from ..contract import RERANK, SCORE, Operation, Style
 from ..errors import EngineProtocolError
 from ._json import join_members, raw_members
 
@@ -119,12 +119,17 @@ def judge_answer(
         EngineProtocolError: it is no JSON object, or lacks a finished choice.
     """
     try:
+        if operation in (RERANK, SCORE) and body.lstrip().startswith(b"["):
+            _any.decode(body)
+            return None  # some engines answer lists
         answer = _answer.decode(body)
         failed = _is_error(answer.error, answer.object)
     except (msgspec.MsgspecError, RecursionError):
         raise EngineProtocolError("the answer is not the JSON that was asked for") from None
     if failed:
         return read_error(body, None, secrets)
+    if operation.style in (Style.RESPONSES, Style.MESSAGES):
+        return _judge_named(body, operation.style, secrets)
     if operation.choices:
         given_up = [c for c in answer.choices or () if c.finish_reason in NO_FINISH]
         if given_up:
@@ -134,6 +139,49 @@ def judge_answer(
         if len(finished) < choices:
             raise EngineProtocolError("the answer has a choice without a finish reason")
     return _read_usage(answer.usage)
+
+
+def _judge_named(body: bytes, style: Style, secrets: tuple[str, ...]) -> Usage | EngineError:
+    """Judge an answer of the Responses or Messages API."""
+    value = _any.decode(body)
+    if not isinstance(value, dict):
+        raise EngineProtocolError("the answer is not the JSON that was asked for")
+    if style is Style.MESSAGES:
+        if value.get("type") == "error":
+            return read_error(body, None, secrets)
+        whole = value.get("stop_reason") is not None
+    else:
+        if value.get("status") in ("failed", "cancelled"):
+            return EngineError(500)
+        whole = value.get("status") in ("completed", "incomplete", None)
+    if not whole:
+        raise EngineProtocolError("the answer does not say that it is whole")
+    return read_named_usage(value, "", Usage())
+
+
+def read_named_usage(value: dict[str, Any], holder: str, before: Usage) -> Usage:
+    """Read the usage of a Responses or Messages answer or event; what it leaves open stays as ``before``.
+
+    Args:
+        holder: the member that may hold the usage instead of the event itself.
+    """
+    held = value.get(holder)
+    usage = value.get("usage") or (held.get("usage") if isinstance(held, dict) else None)
+    if not isinstance(usage, dict):
+        return before
+    details = usage.get("input_tokens_details")
+    cached = usage.get("cache_read_input_tokens")
+    if isinstance(details, dict):
+        cached = details.get("cached_tokens")
+
+    def count(found: object, old: int | None) -> int | None:
+        return found if type(found) is int and 0 <= found <= 2**53 else old
+
+    return Usage(
+        count(usage.get("input_tokens"), before.prompt),
+        count(cached, before.cached),
+        count(usage.get("output_tokens"), before.generated),
+    )
 
 
 # Finish reasons that say that the engine stopped, not that the answer is whole.

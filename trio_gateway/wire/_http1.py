@@ -26,6 +26,7 @@ _FRAMING_FIELD = re.compile(
 )
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
+_TRAILER_FIELD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 _ONCE_IN_RESPONSES: Final = frozenset({b"content-length", b"transfer-encoding", b"host"})
 _ONCE_IN_REQUESTS: Final = _ONCE_IN_RESPONSES | {b"authorization", b"content-type"}
@@ -320,6 +321,8 @@ class BodyReader:
             if self._trailer_bytes > MAX_TRAILER_BYTES:
                 raise EngineProtocolError("the trailer is too long")
             self.ended = line == b"\r\n"
+            if not self.ended and not _TRAILER_FIELD.fullmatch(line, 0, len(line) - 2):
+                raise EngineProtocolError("a trailer is no header field")
         else:
             size = _CHUNK_SIZE.fullmatch(line, 0, len(line) - 2)
             if size is None:
@@ -337,7 +340,7 @@ LAST_CHUNK: Final = b"0\r\n\r\n"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _REASONS: Final = {
-    200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
+    200: "OK", 204: "No Content", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
     405: "Method Not Allowed", 408: "Request Timeout", 409: "Conflict", 413: "Content Too Large",
     415: "Unsupported Media Type", 422: "Unprocessable Content", 426: "Upgrade Required",
     429: "Too Many Requests", 431: "Request Header Fields Too Large", 500: "Internal Server Error",

@@ -10,6 +10,7 @@ States: events are *held* until the first that commits; then they pass; after
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,7 +21,7 @@ from ..contract import COMPLETIONS, Operation
 from ..errors import EngineProtocolError
 from ._answers import ABORT, NO_FINISH, EngineError, Usage, drop_usage, read_error, read_usage, rename_model
 from ._json import may_hold_infinity, with_finite_numbers
-from ._sse import Event, EventReader, write_event
+from ._sse import DONE, Event, EventReader, receipt_comment, write_event
 
 _decode = msgspec.json.Decoder().decode
 _FINISH: Final = b'"finish_reason"'
@@ -46,6 +47,7 @@ class StreamShape:
         upstream_model, public_model: edited in events if they differ.
         max_event_bytes: bound of one event, and of all that are held together.
         secrets: texts that no error message may pass on.
+        receipt: a receipt of what was handed out is kept.
     """
 
     choices: int
@@ -55,6 +57,7 @@ class StreamShape:
     public_model: str
     max_event_bytes: int
     secrets: tuple[str, ...] = ()
+    receipt: bool = False
 
 
 class StreamRelay:
@@ -80,6 +83,7 @@ class StreamRelay:
         self._held_bytes = 0
         self._finished: set[int] = set()
         self._usage_event: bytes | None = None
+        self._hash = hashlib.sha256() if shape.receipt else None
         self.committed = False
         self.done = False
         self.fault: EngineError | None = None
@@ -109,6 +113,21 @@ class StreamRelay:
         """The last usage that the engine reported."""
         return None if self._usage_event is None else read_usage(self._usage_event)
 
+    @property
+    def receipt(self) -> str | None:
+        """SHA-256 over the data of each event handed out, each followed by LF; None unless asked for."""
+        return None if self._hash is None else self._hash.hexdigest()
+
+    @property
+    def closing(self) -> bytes:
+        """What the client gets last, once the answer is whole."""
+        return DONE if self._hash is None else receipt_comment(self._hash.hexdigest(), self.events) + DONE
+
+    @property
+    def sequence(self) -> int:
+        """Number of an error event of ours; these streams do not number theirs."""
+        return 0
+
     def feed(self, data: bytes) -> bytes:
         """Take in bytes of the engine and answer whole events for the client.
 
@@ -117,7 +136,7 @@ class StreamRelay:
         """
         if self.over:
             return b""
-        if self.committed and not self._rename and self._plain(data):
+        if self.committed and not self._rename and self._hash is None and self._plain(data):
             count = data.count(b"\n\n")
             self.events += count
             self.content_events += count
@@ -255,6 +274,8 @@ class StreamRelay:
         return data[: found.start()] + b"}" if found else drop_usage(data)
 
     def _pass(self, data: bytes, output: bool, out: list[bytes]) -> None:
+        if self._hash is not None:
+            self._hash.update(data + b"\n")
         if not self.committed:
             self._hold(write_event(data))
             return

@@ -12,9 +12,20 @@ from typing import Annotated, Final
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..contract import COMPLETIONS, EMBEDDINGS, Dialect, InternalRequest, Operation
+from ..contract import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    Dialect,
+    Form,
+    InternalRequest,
+    Operation,
+)
 from ..errors import Problem, Refused
 from ._json import Json, join_members, raw_members
+from ._multipart import read_form, with_model
 
 MAX_CHOICES: Final = 128
 _Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -38,8 +49,15 @@ class _Acted(_Fields):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: _Tokens | None = None
     max_completion_tokens: _Tokens | None = None
+    max_output_tokens: _Tokens | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
+
+    @property
+    def tokens(self) -> int | None:
+        """The most output tokens that were asked for, by whatever name."""
+        named = (self.max_tokens, self.max_completion_tokens, self.max_output_tokens)
+        return max((count for count in named if count is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +67,8 @@ class ReadBody:
     Attributes:
         members: the top-level fields as bytes.
         choices: choices that the answer must finish.
+        tokens: the most output tokens that the caller asked for; None: it named no bound.
+        form: the body, where it is no JSON.
     """
 
     model: str
@@ -58,6 +78,8 @@ class ReadBody:
     wants_usage: bool
     wants_running_usage: bool
     members: dict[str, bytes]
+    tokens: int | None = None
+    form: Form | None = None
 
 
 def model_of(value: dict[str, Json]) -> str:
@@ -97,7 +119,20 @@ def read_body(operation: Operation, value: dict[str, Json], body: bytes) -> Read
         wants_usage=bool(options.include_usage),
         wants_running_usage=bool(options.include_usage and options.continuous_usage_stats),
         members=raw_members(body),
+        tokens=acted.tokens,
     )
+
+
+def read_form_body(body: bytes, content_type: bytes) -> ReadBody:
+    """Check a form as far as the gateway acts on it.
+
+    Raises:
+        Refused: malformed, no model, or a stream, which no form can ask for.
+    """
+    form, model, fields = read_form(body, content_type)
+    if fields.get("stream", b"").strip().lower() in (b"true", b"1"):
+        raise _wrong("stream", "is not possible here")
+    return ReadBody(model, False, 1, 0, False, False, fields, None, form)
 
 
 def forbidden_field(members: dict[str, bytes], fields: frozenset[str]) -> str | None:
@@ -111,10 +146,18 @@ def internal_body(request: InternalRequest, dialect: Dialect, attempt_id: str, s
     Args:
         salt: keeps the prefix caches of tenants apart, where the engine can.
     """
+    if request.form is not None:
+        return with_model(request.form, request.upstream_model)
     members = dict(request.members)
+    for key, raw in request.defaults.items():
+        if members.get(key, b"null").strip() == b"null":
+            members[key] = raw
+    field = _tokens_field(request.operation, dialect)
+    if request.output_limit is not None and field is not None:
+        members[field] = b"%d" % request.output_limit
     if request.upstream_model != request.model:
         members["model"] = msgspec.json.encode(request.upstream_model)
-    if request.stream:
+    if request.stream and request.operation.choices:
         members["stream_options"] = _ask_for_usage(members.get("stream_options"), dialect.running_usage)
     if dialect.request_id_field is not None:
         members[dialect.request_id_field] = msgspec.json.encode(attempt_id)
@@ -135,12 +178,30 @@ def _inputs(operation: Operation, value: dict[str, Json]) -> int:
     """Check that there is something to do, and answer for how many prompts."""
     given = value.get(operation.input)
     if given is None:
+        if any(value.get(name) is not None for name in operation.instead):
+            return 1
         raise _missing(operation.input)
     if operation in (COMPLETIONS, EMBEDDINGS):
         return _prompts(operation.input, given)
-    if not isinstance(given, list) or not given or not all(isinstance(item, dict) for item in given):
-        raise _wrong(operation.input, "must be an array of messages that is not empty")
+    if operation.input == "messages":
+        _check_messages(given)
+    elif operation is RESPONSES and not (isinstance(given, str) or (isinstance(given, list) and given)):
+        raise _wrong("input", "must be a string or an array that is not empty")
     return 1
+
+
+def _check_messages(given: Json) -> None:
+    if not isinstance(given, list) or not given or not all(isinstance(item, dict) for item in given):
+        raise _wrong("messages", "must be an array of messages that is not empty")
+
+
+def _tokens_field(operation: Operation, dialect: Dialect) -> str | None:
+    """Name the field by which an engine bounds its output; None: the operation gives none."""
+    if operation is RESPONSES:
+        return "max_output_tokens"
+    if operation is CHAT and dialect.kind == "openai":
+        return "max_completion_tokens"
+    return "max_tokens" if operation in (CHAT, COMPLETIONS, MESSAGES) else None
 
 
 def _prompts(field: str, given: Json) -> int:

@@ -137,5 +137,10 @@ def write_event(data: bytes, name: bytes | None = None) -> bytes:
     return head + b"data: " + data + b"\n\n"
 
 
+def receipt_comment(digest: str, events: int) -> bytes:
+    """Write the comment that lets both sides check completeness and billing."""
+    return f": receipt sha256={digest} events={events}\n\n".encode()
+
+
 HEARTBEAT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
