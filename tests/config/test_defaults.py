@@ -28,6 +28,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
         "bind": (Bind("127.0.0.1", 8080),),
         "allow_anonymous": False,
         "expose_worker": False,
+        "cors_origins": (),
     },
     "admin": {"bind": (Bind("127.0.0.1", 9090),)},
     "limits": {
@@ -60,7 +61,12 @@ DEFAULTS: dict[str, dict[str, object]] = {
         "stall_timeout": 30.0,
         "max_lag": 120.0,
     },
-    "stream": {"heartbeat_after": 10.0, "heartbeat_while_queued": False, "error_style": "event"},
+    "stream": {
+        "heartbeat_after": 10.0,
+        "heartbeat_while_queued": False,
+        "error_style": "event",
+        "receipt": False,
+    },
     "shutdown": {"readiness_delay": 5.0, "grace": 30.0, "hard_limit": 60.0},
     "log": {"level": "info", "format": "json"},
 }
@@ -155,8 +161,21 @@ def test_the_grace_after_a_cancel_depends_on_the_engine(kind: Any, grace: float)
 
 
 def test_a_model_is_named_upstream_as_it_is_named_here() -> None:
-    assert dict(ModelSettings(id="org/m:7b")) == {"id": "org/m:7b", "upstream": "org/m:7b", "workers": None}
+    assert ModelSettings(id="org/m:7b").upstream == "org/m:7b"
     assert ModelSettings(id="m", upstream="org/m").upstream == "org/m"
+
+
+def test_a_model_has_its_defaults() -> None:
+    model = ModelSettings(id="m")
+    assert dict(model) == {
+        "id": "m",
+        "upstream": "m",
+        "workers": None,
+        "aliases": (),
+        "defaults": {},
+        "max_output_tokens": None,
+    }
+    assert model.default_fields == {}
 
 
 def test_a_tenant_has_its_defaults() -> None:

@@ -1,4 +1,4 @@
-"""Addresses: where the gateway listens, and where its workers are."""
+"""Addresses: where the gateway listens, where its workers are, and which web pages may call."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ MAX_SOCKET_PATH: Final = 107
 _HOST_NAME: Final = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_][a-z0-9_-]{0,62})*\.?")
 # What RFC 3986 lets stand in a path, escapes included.
 _PATH: Final = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*")
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -107,6 +108,38 @@ def parse_url(text: str) -> Endpoint:
     if scheme == "http+unix":
         return _unix_endpoint(authority, slash + path)
     return _tcp_endpoint("https" if scheme == "https" else "http", authority, slash + path)
+
+
+def parse_origin(text: str) -> str:
+    """Read ``*``, or an origin such as ``https://app.example``, and answer it as browsers send it.
+
+    Browsers write scheme and host in lower case and no default port (RFC 6454, 6.2). Schemes other than http
+    and https are those of applications and extensions, such as ``chrome-extension://<id>``.
+
+    Raises:
+        ValueError: neither, or ``null``, which every sandboxed page and every local file has for its origin.
+    """
+    if text == "*":
+        return text
+    if text == "null":
+        raise ValueError('would let in every sandboxed page and local file: write "*" if all may call')
+    scheme, colon, authority = text.partition("://")
+    if not colon or not _SCHEME.fullmatch(scheme):
+        raise ValueError('must be "https://host", "https://host:port" or "*"')
+    if any(char in authority for char in "/?#"):
+        raise ValueError('must end after the host or port, without a path or a final "/"')
+    if "@" in authority:
+        raise ValueError("must have no user info")
+    if "*" in authority:
+        raise ValueError('has a wildcard, which is not known here: list each origin, or write "*" alone')
+    return _origin(scheme.lower(), authority)
+
+
+def _origin(scheme: str, authority: str) -> str:
+    name, port = _split_authority(authority)
+    number = None if port is None else _port(port, lowest=1)
+    suffix = "" if number is None or number == _DEFAULT_PORTS.get(scheme) else f":{number}"
+    return f"{scheme}://{_bracketed(_host(name))}{suffix}"
 
 
 def _unix_endpoint(authority: str, path: str) -> Endpoint:

@@ -91,7 +91,8 @@ def _check_timeouts(draft: Draft, report: Report) -> None:
 
 def _check_ids(report: Report) -> None:
     for name in TABLE_LISTS:
-        _check_unique(report, [((name, index, "id"), id_) for index, id_ in _ids(report, name)])
+        ids: list[tuple[Path, str]] = [((name, index, "id"), id_) for index, id_ in _ids(report, name)]
+        _check_unique(report, [*ids, *_aliases(report)] if name == "models" else ids)
     _check_unique(report, list(_key_ids(report)))
 
 
@@ -135,11 +136,11 @@ def _check_names(draft: Draft, report: Report) -> None:
             if name not in (*ids, *labels):
                 message = f"no worker has the id or label {quoted(name)}" + _hint(name, [*ids, *labels])
                 report.add(("models", index, "workers", position), message)
-    models = [id_ for _, id_ in _ids(report, "models")]
+    models = [*(id_ for _, id_ in _ids(report, "models")), *(alias for _, alias in _aliases(report))]
     for index, tenant in _tenants(draft):
         for position, name in enumerate(tenant.models):
             if name not in ("*", *models):
-                message = f"no [[models]] has the id {quoted(name)}" + _hint(name, models)
+                message = f"no [[models]] has the id or alias {quoted(name)}" + _hint(name, models)
                 report.add(("tenants", index, "models", position), message)
 
 
@@ -238,6 +239,16 @@ def _ids(report: Report, name: str) -> list[tuple[int, str]]:
 def _labels(report: Report) -> list[str]:
     workers = _list(report.document.tree, "workers")
     return [label for worker in workers for label in _list(worker, "labels") if isinstance(label, str)]
+
+
+def _aliases(report: Report) -> list[tuple[Path, str]]:
+    """Further names of all models; one that a model repeats is told where its list is judged."""
+    first: dict[tuple[int, str], Path] = {}
+    for index, model in enumerate(_list(report.document.tree, "models")):
+        for position, alias in enumerate(_list(model, "aliases")):
+            if isinstance(alias, str):
+                first.setdefault((index, alias), ("models", index, "aliases", position))
+    return [(path, alias) for (_, alias), path in first.items()]
 
 
 def _list(node: Any, key: str) -> list[Any]:

@@ -11,7 +11,7 @@ from trio_gateway.config._addresses import Bind
 from trio_gateway.config._document import TABLE_LISTS, Document
 from trio_gateway.config._fields import Section
 from trio_gateway.config._load import NO_ENVIRONMENT, load
-from trio_gateway.config._problems import Path, quoted
+from trio_gateway.config._problems import Path, quoted, quoted_key
 from trio_gateway.config._settings import Settings
 from trio_gateway.config._tables import KeySettings
 from trio_gateway.units import format_size
@@ -105,8 +105,23 @@ def _toml(value: Any, extra: Any) -> str:
             return f"{value:.15g}"
         case tuple():
             return f"[{', '.join(_toml(item, extra) for item in value)}]"
+        case dict():
+            return _toml_of_json(value)
         case KeySettings():
             return f'{{id = {quoted(value.id)}, hash = "(hidden)"}}'
         case Bind() | str():
             return quoted(str(value))
     raise AssertionError(type(value))
+
+
+def _toml_of_json(value: Any) -> str:
+    """Write what stands in a model's `defaults`, so that it would be the same JSON again: 1.0 is not 1."""
+    match value:
+        case dict():
+            pairs = (f"{quoted_key(key)} = {_toml_of_json(inner)}" for key, inner in value.items())
+            return "{" + ", ".join(pairs) + "}"
+        case list():
+            return f"[{', '.join(map(_toml_of_json, value))}]"
+        case str():
+            return quoted(value)
+    return str(value).lower()

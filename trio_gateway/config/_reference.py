@@ -70,6 +70,8 @@ def _default(key: str, known: FieldInfo) -> str:
         return "the `id`"
     if key == "workers" and known.default is None:
         return "every worker"
+    if known.default_factory is dict:
+        return "`{}`"
     if known.default is PydanticUndefined:
         return "must be given"
     return "none" if known.default is None else f"`{_literal(known.default, known)}`"

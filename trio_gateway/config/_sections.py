@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
-from trio_gateway.config._addresses import Bind, parse_bind
+from trio_gateway.config._addresses import Bind, parse_bind, parse_origin
 from trio_gateway.config._fields import Duration, Many, Section, Size, about, seconds, switch
 from trio_gateway.units import GiB, KiB, MiB
 
@@ -24,9 +24,21 @@ def _list_of_one(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    if "*" in origins and len(origins) > 1:
+        raise ValueError('names more origins beside "*", which already means all')
+    return origins
+
+
 Binds = Annotated[
     Many[Annotated[Bind, BeforeValidator(_read_bind)]],
     BeforeValidator(_list_of_one),
+]
+
+Origins = Annotated[
+    Many[Annotated[str, AfterValidator(parse_origin)]],
+    BeforeValidator(_list_of_one),
+    AfterValidator(_check_origins),
 ]
 
 
@@ -52,6 +64,14 @@ class ServerSettings(Section):
     expose_worker: Annotated[
         bool, switch("Shows callers which worker served them, in answer headers and errors.")
     ] = False
+    cors_origins: Annotated[
+        Origins,
+        about(
+            "origins",
+            'Origins of web pages that may call the gateway from a browser, such as "https://app.example"; '
+            '"*" means all, and an empty list none.',
+        ),
+    ] = ()
 
 
 class AdminSettings(Section):
@@ -248,6 +268,13 @@ class StreamSettings(Section):
             '"error" before it, for clients that look only there.',
         ),
     ] = "event"
+    receipt: Annotated[
+        bool,
+        switch(
+            "Ends every stream with a comment that has a hash and the counts of what was delivered, also "
+            "for callers that do not ask for it with X-Gateway-Receipt."
+        ),
+    ] = False
 
 
 class ShutdownSettings(Section):

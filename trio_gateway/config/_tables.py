@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from functools import cached_property
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
 from trio_gateway.config._addresses import Endpoint, parse_url
+from trio_gateway.config._defaults import check_defaults, defaults_as_json
 from trio_gateway.config._fields import Duration, Id, Items, Many, ModelName, Section, about, seconds, switch
 
 Tier = Literal["interactive", "standard", "batch"]
@@ -109,6 +110,32 @@ class ModelSettings(Section):
         Many[Id] | None,
         about("names", "Ids or labels of the workers that serve it.", min_length=1),
     ] = None
+    aliases: Annotated[
+        Many[ModelName], about("names", "Further public names, by which callers get the same model.")
+    ] = ()
+    defaults: Annotated[
+        dict[str, Any],
+        AfterValidator(check_defaults),
+        about(
+            "table",
+            "Request fields for generating text, such as {temperature = 0.7}, that engines get where a "
+            "caller leaves them out.",
+        ),
+    ] = Field(default_factory=dict)
+    max_output_tokens: Annotated[
+        int | None,
+        about(
+            "tokens",
+            "Longest answer that a caller can ask for, and the bound of one who asks for none.",
+            ge=1,
+            le=2**31 - 1,
+        ),
+    ] = None
+
+    @cached_property
+    def default_fields(self) -> dict[str, bytes]:
+        """The values of `defaults` as JSON."""
+        return defaults_as_json(self.defaults)
 
 
 class KeySettings(Section):

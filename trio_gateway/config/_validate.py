@@ -28,6 +28,7 @@ _MESSAGES: Final = {
     "int_type": "must be a whole number",
     "float_type": "must be a number",
     "model_type": "must be a table",
+    "dict_type": "must be a table",
     "dataclass_exact_type": "must be a string, in quotes",
     "too_short": "must not be empty",
 }
