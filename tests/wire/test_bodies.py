@@ -96,6 +96,26 @@ def test_a_chunk_ends_where_its_size_says(tail: bytes) -> None:
         assert read(CHUNKED, pieces) == (b"hello", False, b"", True)
 
 
+@pytest.mark.parametrize(
+    "trailer",
+    [
+        b"A: b\r\r\n",
+        b"A: b\rc: d\r\n",
+        b"A: \x00\r\n",
+        b"A: b\n",
+        b"A : b\r\n",
+        b"A: b\r\n c\r\n",
+        b"no field\r\n",
+        b": b\r\n",
+        b"\r\r\n",
+    ],
+)
+def test_a_trailer_that_is_no_header_field_breaks_the_body(trailer: bytes) -> None:
+    framed = b"1\r\na\r\n0\r\n" + trailer + b"\r\n"
+    for pieces in ([framed], bytewise(framed)):
+        assert read(CHUNKED, pieces) == (b"a", False, b"", True)
+
+
 def test_what_stood_in_front_of_a_malformed_place_is_kept() -> None:
     reader = BodyReader(CHUNKED)
     assert reader.feed(b"2\r\nab\r\n") == [b"ab"]

@@ -84,11 +84,6 @@ class Incoming:
         self._lost = False  # where the next request would begin is not known, or will not be in time
 
     @property
-    def body_ended(self) -> bool:
-        """Whether the whole body was taken from the connection."""
-        return self._body.ended
-
-    @property
     def expects_continue(self) -> bool:
         """Whether the client waits for a word before it sends the body."""
         return self.head.expects_continue and self._untouched and not self._body.ended
