@@ -5,6 +5,7 @@ The table of contracts section 5, as far as one attempt can tell. Pure.
 
 from __future__ import annotations
 
+import datetime
 import email.utils
 import enum
 from dataclasses import dataclass
@@ -162,19 +163,24 @@ def read_retry_after(value: bytes | None, wall: float) -> float | None:
         return None
     text = value.decode("latin-1").strip()
     if text.isascii() and text.isdigit():
-        seconds = float(text[:12])
+        seconds = float(text)
     else:
         try:
-            seconds = max(email.utils.parsedate_to_datetime(text).timestamp() - wall, 0.0)
+            when = email.utils.parsedate_to_datetime(text)
+            # RFC 9110 5.6.7: in GMT, also in the obsolete form that names no zone.
+            moment = when if when.tzinfo is not None else when.replace(tzinfo=datetime.UTC)
+            seconds = max(moment.timestamp() - wall, 0.0)
         except (ValueError, OverflowError):
             return None
     return seconds if seconds <= LONGEST_RETRY_AFTER else None
 
 
 def secrets_of(worker: Worker) -> tuple[str, ...]:
-    """Texts of a worker that no caller may see."""
+    """Texts of a worker that no caller may see, longer ones in front of their parts."""
     address = worker.socket_path or f"{worker.host}:{worker.port}"
-    return tuple(text for text in (worker.api_key, worker.url, address, worker.authority) if text)
+    # A plain word may be a word of the message as well; a dotted name or an address is not.
+    host = worker.host if any(mark in worker.host for mark in ".:") else ""
+    return tuple(text for text in (worker.api_key, worker.url, address, worker.authority, host) if text)
 
 
 class RetryBudget:

@@ -55,13 +55,7 @@ class Record:
 
 
 class Tally:
-    """What happens to one exchange, counted while it happens.
-
-    Attributes:
-        sent: cumulative bytes handed to the client, framing included, at the end
-            of each event; with ``tokens`` beside it this tells afterwards which
-            events had arrived.
-    """
+    """What happens to one exchange, counted while it happens. Times are of the Trio clock, in seconds."""
 
     def __init__(self) -> None:
         self.worker: str | None = None
