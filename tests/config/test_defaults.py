@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from tests.config.reading import HASH, WORKER
 from trio_gateway.config import (
+    CANCEL_GRACE,
     NOT_YET,
     Bind,
     KeySettings,
@@ -19,6 +20,7 @@ from trio_gateway.config import (
     WorkerSettings,
     parse_settings,
 )
+from trio_gateway.fleet import DIALECTS
 
 KIBI = 1024
 MEBI = 1024 * 1024
@@ -135,6 +137,11 @@ def test_every_kind_of_engine_is_built_or_refused_as_not_implemented() -> None:
     assert not built & later, "a built kind is still promised for later"
 
 
+def test_every_kind_of_engine_has_a_dialect_and_the_same_grace_as_there() -> None:
+    assert set(typing.get_args(WorkerSettings.model_fields["kind"].annotation)) == DIALECTS.keys()
+    assert {kind: dialect.cancel_grace for kind, dialect in DIALECTS.items()} == CANCEL_GRACE
+
+
 def test_a_worker_has_its_defaults() -> None:
     (worker,) = parse_settings(WORKER + '[[models]]\nid = "m"\n').workers
     assert dict(worker) == {
@@ -153,7 +160,8 @@ def test_a_worker_has_its_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "grace"), [("openai", 0.5), ("vllm", 0.5), ("llamacpp", 1.5), ("sglang", 4.0)]
+    ("kind", "grace"),
+    [("openai", 0.5), ("vllm", 0.5), ("tgi", 0.5), ("llamacpp", 1.5), ("ollama", 1.5), ("sglang", 4.0)],
 )
 def test_the_grace_after_a_cancel_depends_on_the_engine(kind: Any, grace: float) -> None:
     assert WorkerSettings(id="w", url="http://h", kind=kind).cancel_grace == grace

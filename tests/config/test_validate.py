@@ -146,8 +146,8 @@ def test_a_section_of_a_later_version_without_keys_says_nothing_and_is_allowed()
         ),
         (
             WORKER.replace("vllm", "vlm") + MODEL,
-            '4: workers.gpu-0.kind: must be "vllm", "sglang", "llamacpp" or "openai", not "vlm"; '
-            'did you mean "vllm"?',
+            '4: workers.gpu-0.kind: must be "vllm", "sglang", "llamacpp", "tgi", "ollama" or "openai", '
+            'not "vlm"; did you mean "vllm"?',
         ),
         (
             WORKER.replace("8000", "x") + MODEL,

@@ -24,8 +24,6 @@ NOT_YET: Final = MappingProxyType(
         "internal.bind": _NO_REGISTRATION,
         "internal.join_token_file": _NO_REGISTRATION,
         "internal.allowed_networks": _NO_REGISTRATION,
-        "workers.kind=tgi": "the dialect of this engine is not spoken",
-        "workers.kind=ollama": "the dialect of this engine is not spoken",
         "workers.kind=agent": "the worker protocol is not spoken; name the engine itself",
         "models.fallbacks": "a model without a worker is refused",
         "tenants.requests_per_minute": _NO_RATES,

@@ -16,7 +16,15 @@ from trio_gateway.config._fields import Duration, Id, Items, Many, ModelName, Se
 Tier = Literal["interactive", "standard", "batch"]
 """Priority classes, most urgent first."""
 
-CANCEL_GRACE: Final = {"openai": 0.5, "vllm": 0.5, "llamacpp": 1.5, "sglang": 4.0}
+# The same as in the table of dialects; it stands here again so that reading settings does not import Trio.
+CANCEL_GRACE: Final = {
+    "openai": 0.5,
+    "vllm": 0.5,
+    "tgi": 0.5,
+    "llamacpp": 1.5,
+    "ollama": 1.5,
+    "sglang": 4.0,
+}
 """Seconds until each kind of engine has surely let an abandoned request go."""
 
 _HASH_OF_NOTHING: Final = hashlib.sha256(b"").hexdigest()
@@ -58,7 +66,7 @@ class WorkerSettings(Section):
         ),
     ]
     kind: Annotated[
-        Literal["vllm", "sglang", "llamacpp", "openai"],
+        Literal["vllm", "sglang", "llamacpp", "tgi", "ollama", "openai"],
         about("word", "Which engine it is; openai for everything that only speaks OpenAI's routes."),
     ]
     slots: Annotated[int, about("requests", "Requests that it serves at a time.", ge=1, le=100_000)] = 64
