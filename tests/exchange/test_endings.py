@@ -57,7 +57,9 @@ def test_a_half_written_event_has_two_seconds() -> None:
         (SHUT_DOWN, Outcome.GATEWAY_SHUTDOWN, "gateway_draining"),
     ],
 )
-def test_an_ending_says_why_to_those_who_can_still_be_told(ending: Ending, outcome: Outcome, code: str | None) -> None:
+def test_an_ending_says_why_to_those_who_can_still_be_told(
+    ending: Ending, outcome: Outcome, code: str | None
+) -> None:
     assert ending.outcome is outcome
     assert (ending.problem.code if ending.problem else None) == code
     told = FAREWELLS[outcome] in (Farewell.AFTER_ALL, Farewell.AT_ONCE)
