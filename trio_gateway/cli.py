@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +42,7 @@ def serve(config: ConfigFile = DEFAULT_FILE, overrides: Overrides = None) -> Non
     try:
         trio.run(_serve, settings, log)
     except* OSError as group:
-        for error in group.exceptions:
+        for error in _leaves(group):
             typer.echo(f"trio-gateway: {error}", err=True)
         raise typer.Exit(CANNOT_START) from None
     finally:
@@ -79,6 +80,15 @@ def version() -> None:
 
 async def _serve(settings: Settings, log: Log) -> None:
     await Gateway(settings, log).run()
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """Answer what a nursery wrapped, however often it did."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
 
 
 def main() -> None:
