@@ -24,7 +24,7 @@ class Outage:
         self._first_pause = first_pause
         self.status = 503  # the class of the last rejection
         self._until: float | None = None
-        self._named = False  # the worker said itself how long
+        self._named_until = 0.0  # the worker said itself how long
         self._began = 0.0
         self._pause = first_pause
         self._trial = False
@@ -57,12 +57,11 @@ class Outage:
             return
         self._trial = False
         if retry_after is not None:
-            self._until = max(now + retry_after, self._until or 0.0)
-            self._named = True
+            until = self._named_until = max(now + retry_after, self._named_until)
         else:
-            self._until = max(now + self._pause, self._until or 0.0)
+            until = now + self._pause
             self._pause = min(self._pause * 2, self._first_pause * LONGEST)
-            self._named = False
+        self._until = max(until, self._until or until)
         self._began = now
 
     def placed(self) -> None:
@@ -72,11 +71,11 @@ class Outage:
 
     def output(self, now: float) -> None:
         """The worker gave output."""
-        if self._until is not None and self._named and now < self._until:
+        if now < self._named_until:
+            self._until = self._named_until
             return
         self._until = None
         self._trial = False
-        self._named = False
         self._pause = self._first_pause
 
     def trial_over(self) -> None:
