@@ -115,9 +115,9 @@ UNGUARDED = (
         ),
         (
             MODEL + TENANT + 'models = ["mm"]',
-            '6: tenants.acme.models[0]: no [[models]] has the id or alias "mm"; did you mean "m"?',
+            '6: tenants.acme.models[0]: no [[models]] has the id "mm"; did you mean "m"?',
         ),
-        (TENANT + 'models = ["m"]', '4: tenants.acme.models[0]: no [[models]] has the id or alias "m"'),
+        (TENANT + 'models = ["m"]', '4: tenants.acme.models[0]: no [[models]] has the id "m"'),
         (
             WORKER,
             "1: workers: nothing would be served: name the workers' models under [[models]] (asking the "

@@ -40,6 +40,7 @@ def check(draft: Draft, report: Report) -> None:
     _check_ids(report)
     _check_key_hashes(draft, report)
     _check_names(draft, report)
+    _check_tenants_models(draft, report)
     _check_models_exist(report)
     _check_authorities(draft, report)
     _check_timeouts(draft, report)
@@ -91,8 +92,10 @@ def _check_timeouts(draft: Draft, report: Report) -> None:
 
 def _check_ids(report: Report) -> None:
     for name in TABLE_LISTS:
-        ids: list[tuple[Path, str]] = [((name, index, "id"), id_) for index, id_ in _ids(report, name)]
-        _check_unique(report, [*ids, *_aliases(report)] if name == "models" else ids)
+        names: list[tuple[Path, str]] = [((name, index, "id"), id_) for index, id_ in _ids(report, name)]
+        if name == "models":
+            names += [(("models", index, "aliases", at), alias) for index, at, alias in _aliases(report)]
+        _check_unique(report, names)
     _check_unique(report, list(_key_ids(report)))
 
 
@@ -123,7 +126,7 @@ def _check_key_hashes(draft: Draft, report: Report) -> None:
 
 
 def _check_names(draft: Draft, report: Report) -> None:
-    """Models name workers and their labels, tenants name models."""
+    """Models name workers and their labels."""
     ids = [id_ for _, id_ in _ids(report, "workers")]
     labels = _labels(report)
     for index, worker in _workers(draft):
@@ -136,12 +139,23 @@ def _check_names(draft: Draft, report: Report) -> None:
             if name not in (*ids, *labels):
                 message = f"no worker has the id or label {quoted(name)}" + _hint(name, [*ids, *labels])
                 report.add(("models", index, "workers", position), message)
-    models = [*(id_ for _, id_ in _ids(report, "models")), *(alias for _, alias in _aliases(report))]
+
+
+def _check_tenants_models(draft: Draft, report: Report) -> None:
+    """Tenants name models by id alone: an alias is another word for a model, and no right of its own."""
+    ids = dict(_ids(report, "models"))
+    owners = {alias: ids[index] for index, _, alias in _aliases(report) if index in ids}
+    known = [*ids.values(), *owners]
     for index, tenant in _tenants(draft):
         for position, name in enumerate(tenant.models):
-            if name not in ("*", *models):
-                message = f"no [[models]] has the id or alias {quoted(name)}" + _hint(name, models)
-                report.add(("tenants", index, "models", position), message)
+            path: Path = ("tenants", index, "models", position)
+            if name in ("*", *ids.values()):
+                continue
+            if name in owners:
+                message = f"{quoted(name)} is an alias: name the model, {quoted(owners[name])}"
+            else:
+                message = f"no [[models]] has the id {quoted(name)}" + _hint(name, known)
+            report.add(path, message)
 
 
 def _check_models_exist(report: Report) -> None:
@@ -241,14 +255,13 @@ def _labels(report: Report) -> list[str]:
     return [label for worker in workers for label in _list(worker, "labels") if isinstance(label, str)]
 
 
-def _aliases(report: Report) -> list[tuple[Path, str]]:
-    """Further names of all models; one that a model repeats is told where its list is judged."""
-    first: dict[tuple[int, str], Path] = {}
+def _aliases(report: Report) -> Iterator[tuple[int, int, str]]:
+    """Further names of models: whose, at which position, and the name; once where one model repeats it."""
     for index, model in enumerate(_list(report.document.tree, "models")):
-        for position, alias in enumerate(_list(model, "aliases")):
-            if isinstance(alias, str):
-                first.setdefault((index, alias), ("models", index, "aliases", position))
-    return [(path, alias) for (_, alias), path in first.items()]
+        aliases = _list(model, "aliases")
+        for position, alias in enumerate(aliases):
+            if isinstance(alias, str) and alias not in aliases[:position]:
+                yield index, position, alias
 
 
 def _list(node: Any, key: str) -> list[Any]:

@@ -90,6 +90,12 @@ def _check_model_name(text: str) -> str:
     return text
 
 
+def _check_public_name(text: str) -> str:
+    if text == "*":
+        raise ValueError('must not be "*", by which tenants mean all models')
+    return text
+
+
 Size = Annotated[int, BeforeValidator(_read_size)]
 """Whole bytes, from a number or a string with a unit."""
 
@@ -107,3 +113,6 @@ Id = Annotated[str, AfterValidator(_check_id)]
 
 ModelName = Annotated[str, AfterValidator(_check_model_name)]
 """What callers or engines call a model; slashes and colons are common in it."""
+
+PublicName = Annotated[ModelName, AfterValidator(_check_public_name)]
+"""What callers call a model."""

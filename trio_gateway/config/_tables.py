@@ -11,7 +11,18 @@ from pydantic import AfterValidator, Field, SecretStr
 
 from trio_gateway.config._addresses import Endpoint, parse_url
 from trio_gateway.config._defaults import check_defaults, defaults_as_json
-from trio_gateway.config._fields import Duration, Id, Items, Many, ModelName, Section, about, seconds, switch
+from trio_gateway.config._fields import (
+    Duration,
+    Id,
+    Items,
+    Many,
+    ModelName,
+    PublicName,
+    Section,
+    about,
+    seconds,
+    switch,
+)
 
 Tier = Literal["interactive", "standard", "batch"]
 """Priority classes, most urgent first."""
@@ -110,7 +121,7 @@ class WorkerSettings(Section):
 class ModelSettings(Section):
     """One model that callers may name."""
 
-    id: Annotated[ModelName, about("name", "The public name.")]
+    id: Annotated[PublicName, about("name", "The public name.")]
     upstream: Annotated[ModelName, about("name", "The name that the engines know.")] = Field(
         default_factory=lambda known: known["id"]
     )
@@ -119,7 +130,11 @@ class ModelSettings(Section):
         about("names", "Ids or labels of the workers that serve it.", min_length=1),
     ] = None
     aliases: Annotated[
-        Many[ModelName], about("names", "Further public names, by which callers get the same model.")
+        Many[PublicName],
+        about(
+            "names",
+            "Further public names of the same model; tenants and answers know it by its id alone.",
+        ),
     ] = ()
     defaults: Annotated[
         dict[str, Any],
