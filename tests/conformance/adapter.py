@@ -81,6 +81,7 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
             *(key for key, *_ in SETTINGS),
             *FIRST_TOKEN_KEYS,
             "allowed_models",
+            "cors_origins",
             "max_in_flight",
             "models",
             "retries",
@@ -120,6 +121,8 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
     def _toml(self, config: dict[str, Any], upstreams: dict[str, str]) -> str:
         sections = {name: dict(values) for name, values in _sections(config).items()}
         sections["server"] = {"bind": [f"127.0.0.1:{self.port}"]}
+        if "cors_origins" in config:
+            sections["server"]["cors_origins"] = config["cors_origins"]
         sections["admin"] = {"bind": [f"127.0.0.1:{self.admin_port}"]}
         lines = []
         for name, values in sections.items():

@@ -15,18 +15,20 @@ from typing import Final
 import trio
 
 from ..contract import AnswerHead, EngineAnswer, EnginePort, FleetPort, InternalRequest, LeasePort, Worker
-from ..errors import EngineProtocolError, UpstreamFailed, UpstreamFault
+from ..errors import EngineProtocolError, Refused, UpstreamFailed, UpstreamFault
 from ..flow import BufferPool, Gathering
 from ..ledger import Tally
 from ..wire import (
     EngineError,
     NamedRelay,
+    OllamaRelay,
     StreamRelay,
     StreamShape,
     Usage,
     judge_answer,
     may_hold_infinity,
     needs_thread,
+    ollama_answer,
     read_error,
     rename_model,
     with_finite_numbers,
@@ -39,7 +41,7 @@ TAIL_WAIT: Final = 0.05  # seconds for the engine to end its message after [DONE
 ERROR_BODY: Final = 64 * 1024  # bytes read of an engine's error
 
 Headers = tuple[tuple[str, str], ...]
-Relay = StreamRelay | NamedRelay
+Relay = StreamRelay | NamedRelay | OllamaRelay
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,22 +149,29 @@ class Attempt:
         self._output_due = now + self._limits.first_token
         self._poke()
         self._delivery.expect_output(now)
-        attempt_id = self._request.attempt_id(self._tally.attempts)
         try:
-            answer = await self._parts.engine.open(self._request, lease, attempt_id, nursery)
+            answer = await self._parts.engine.open(self._request, lease, self._id, nursery)
             if self._tally.opened is None:
                 self._tally.opened = trio.current_time()
             with answer:
                 return await self._read(answer, lease.worker)
         except UpstreamFailed as failed:
             return _retry.of_transport(failed)
+        except Refused as refused:
+            return _retry.not_possible(refused.problem)
+
+    @property
+    def _id(self) -> str:
+        return self._request.attempt_id(self._tally.attempts)
 
     async def _read(self, answer: EngineAnswer, worker: Worker) -> Failure | None:
         if answer.status != 200:
             return await self._read_error(answer, worker)
         kind = (answer.header(b"content-type") or b"").partition(b";")[0].strip().lower()
         if self._request.stream:
-            return await self._pump(answer, worker) if kind == b"text/event-stream" else _retry.WRONG_TYPE
+            native = worker.dialect.native(self._request.operation)
+            wanted = b"application/x-ndjson" if native else b"text/event-stream"
+            return await self._pump(answer, worker) if kind == wanted else _retry.WRONG_TYPE
         if kind == b"application/json":
             return await self._collect(answer, worker)
         if self._request.form is not None and kind.startswith(b"text/") and kind != b"text/event-stream":
@@ -190,7 +199,7 @@ class Attempt:
         """
         try:
             body = await self._read_whole(answer)
-            judged = (body, None) if text_type else await self._judge(body, _retry.secrets_of(worker))
+            judged = (body, None) if text_type else await self._judge(body, worker)
         except EngineProtocolError:
             return _retry.CUT
         if isinstance(judged, EngineError):
@@ -225,10 +234,12 @@ class Attempt:
             self._output_due = math.inf
             self._poke()
 
-    async def _judge(self, body: bytes, secrets: tuple[str, ...]) -> EngineError | tuple[bytes, Usage | None]:
-        request = self._request
+    async def _judge(self, body: bytes, worker: Worker) -> EngineError | tuple[bytes, Usage | None]:
+        request, secrets = self._request, _retry.secrets_of(worker)
 
         def judge() -> EngineError | tuple[bytes, Usage | None]:
+            if worker.dialect.native(request.operation):
+                return ollama_answer(body, *self._naming(), request.model, secrets)
             finite = with_finite_numbers(body) if may_hold_infinity(body) else body
             usage = judge_answer(finite, request.operation, request.choices, secrets)
             if isinstance(usage, EngineError):
@@ -238,6 +249,10 @@ class Attempt:
             return rename_model(finite, request.upstream_model, request.model), usage
 
         return await trio.to_thread.run_sync(judge, abandon_on_cancel=True) if needs_thread(body) else judge()
+
+    def _naming(self) -> tuple[str, int]:
+        """Id and time of an answer whose engine gives none."""
+        return f"chatcmpl-{self._id}", int(self._parts.wall())
 
     # -- a stream
 
@@ -267,6 +282,8 @@ class Attempt:
             _retry.secrets_of(worker),
             request.receipt,
         )
+        if worker.dialect.native(request.operation):
+            return OllamaRelay(shape, *self._naming())
         if request.operation.choices:
             return StreamRelay(shape)
         return NamedRelay(shape, request.operation.style)
@@ -291,11 +308,8 @@ class Attempt:
         A step of its own, so that nothing of it stays in memory while the next waits.
         """
         data = await answer.receive()
-        if not data:
-            relay.end()
-            return False
         seen = relay.progress
-        block = relay.feed(data)
+        block = relay.feed(data) if data else relay.end()
         now = trio.current_time() if relay.progress != seen else self._progress_at
         if relay.committed:
             self._progress_at = now
@@ -303,7 +317,7 @@ class Attempt:
             if not self._tally.committed:
                 self._commit(worker, now)
             await self._delivery.hand_over(block, now)
-        return True
+        return bool(data)
 
     def _commit(self, worker: Worker, now: float) -> None:
         self._output_due = math.inf

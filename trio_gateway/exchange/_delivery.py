@@ -76,6 +76,7 @@ class Delivery:
         self._silent_since = math.inf
         self._taken = -1
         self._taken_at = 0.0
+        self._piece_since = 0.0  # when the oldest block of the pending piece was handed over
         self.blocked = False
 
     def start(self, nursery: trio.Nursery) -> None:
@@ -101,7 +102,7 @@ class Delivery:
     async def hand_over(self, block: bytes, now: float) -> None:
         """Hand over whole events; waits while the channel is full. Raises ClientGone."""
         self._silent_since = now
-        if not self._writing and len(block) <= PIECE:
+        if not self._writing and not self._client.pending and len(block) <= PIECE:
             self._write_through(block)
             return
         self._start_writing()
@@ -141,8 +142,10 @@ class Delivery:
         turn = 0
         while True:
             await self._client.flush()
+            since = self._channel.oldest_since
             piece = self._channel.take(SLOW_PIECE)
-            if piece:
+            if since is not None:
+                self._piece_since = since
                 self._client.push(piece, last=self._channel.closed and not self._channel.used)
                 turn = (turn + 1) % PIECES_A_TURN
                 if not turn:
@@ -157,6 +160,8 @@ class Delivery:
         self._client.push(block)
         if self._client.pending:
             self._start_writing()
+            self._piece_since = trio.current_time()
+            self._channel.poke()  # a writer that waits for blocks has this one to see to
 
     def _start_writing(self) -> None:
         if not self._writing:
@@ -166,7 +171,7 @@ class Delivery:
             self._nursery.start_soon(self._write)
 
     def _watch_reader(self) -> None:
-        self._taken_at = trio.current_time()
+        self._taken_at = self._piece_since = trio.current_time()
         self._poke()
 
     async def _write(self) -> None:
@@ -193,7 +198,8 @@ class Delivery:
         if taken != self._taken:
             self._taken, self._taken_at = taken, now
         due = self._taken_at + self._limits.stall_timeout
-        if (oldest := self._channel.oldest_since) is not None:
+        oldest = self._piece_since if self._client.pending else self._channel.oldest_since
+        if oldest is not None:
             due = min(due, oldest + self._limits.max_lag)
         if due > now:
             return min(due, again)
@@ -208,7 +214,7 @@ class Delivery:
         if self._silent_since + after > now:
             return self._silent_since + after
         self._silent_since = now
-        if not self._writing and not self._client.pending:
+        if not (self._client.pending or self._channel.used):
             try:
                 self.begin()
                 self._write_through(HEARTBEAT)

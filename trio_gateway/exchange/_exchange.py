@@ -220,12 +220,15 @@ class Exchange:
         parts = self._parts
         problem = failure.problem
         without = None if failure.way is Way.ANYWHERE else worker
-        if self._may_retry(failure) and ticket.back(without=without, last=problem):
-            self._retried = self._retried or failure.way is Way.ONCE
-            parts.books.retries[failure.reason] += 1
-            parts.books.sent_back()
-            self._waiting = True
-            return
+        if self._may_retry(failure):
+            if ticket.back(without=without, last=problem):
+                self._retried = self._retried or failure.way is Way.ONCE
+                parts.books.retries[failure.reason] += 1
+                parts.books.sent_back()
+                self._waiting = True
+                return
+            if failure.way is Way.ONCE:
+                parts.budget.give_back()
         if problem.status in (502, 504) and self._retried:
             problem = problem.but(final=True)
         raise Refused(parts.admission.with_retry_after(problem, self.request.model))

@@ -88,6 +88,11 @@ WRONG_TYPE: Final = Failure(
 )
 
 
+def not_possible(problem: Problem) -> Failure:
+    """Judge a request that this kind of engine can not be asked for; one of another kind perhaps can."""
+    return Failure(Way.ELSEWHERE, problem, "not_possible")
+
+
 def of_error(error: EngineError, retry_after: float | None = None) -> Failure:
     """Judge an engine's own error, be it an HTTP status or in a 200.
 
@@ -209,3 +214,7 @@ class RetryBudget:
             return False
         self._level -= 1
         return True
+
+    def give_back(self) -> None:
+        """Take back what was paid for a retry that is not made."""
+        self._level = min(self._level + 1, self._size)

@@ -15,12 +15,12 @@ class RequestScope:
 
     Args:
         deadline: absolute, Trio clock seconds.
-        at_deadline: the ending to record when the deadline passes first.
+        at_deadline: the ending to record when the deadline passes first; may change meanwhile.
     """
 
     def __init__(self, deadline: float, at_deadline: Ending) -> None:
         self._scope = trio.CancelScope(deadline=deadline)
-        self._at_deadline = at_deadline
+        self.at_deadline = at_deadline
         self._ending: Ending | None = None
 
     @property
@@ -55,5 +55,5 @@ class RequestScope:
         """Leave the scope; swallows the cancellation that it caused."""
         swallowed = self._scope.__exit__(exc_type, exc_value, traceback)
         if self._scope.cancelled_caught:
-            self.note(self._at_deadline)
+            self.note(self.at_deadline)
         return swallowed
