@@ -6,6 +6,7 @@ from typing import Final
 
 _WEIGHT: Final = 0.2  # of the newest interval in the moving average
 LONGEST: Final = 60.0  # seconds; nobody is told to stay away longer
+_SPREAD: Final = 1.25  # how much longer than others the unluckiest waits
 
 
 class DrainRate:
@@ -33,7 +34,7 @@ class DrainRate:
 
         Answers from 1 to `LONGEST`.
         """
-        interval = self._interval or 1.0
+        interval = 1.0 if self._interval is None else self._interval
         if self._last is not None:
             interval = max(interval, min(now - self._last, LONGEST) / max(places, 1))
-        return min(max(places * interval, 1.0), LONGEST) * (1 + dice / 4)
+        return min(max(places * interval, 1.0), LONGEST / _SPREAD) * (1 + dice * (_SPREAD - 1))
