@@ -1,0 +1,1 @@
+"""Targets of the sans-IO parts."""
