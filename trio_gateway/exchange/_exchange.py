@@ -206,6 +206,7 @@ class Exchange:
         self._scope.note(COMPLETED)
 
     def _note_placed(self, worker: Worker) -> None:
+        self._scope.at_deadline = TOO_LATE
         if self._waiting:
             self._waiting = False
             self._parts.books.placed()
@@ -226,12 +227,17 @@ class Exchange:
                 parts.books.retries[failure.reason] += 1
                 parts.books.sent_back()
                 self._waiting = True
+                # Whoever can not be tried again in time is told what the last worker said.
+                self._scope.at_deadline = ending_of(self._last_word(problem))
                 return
             if failure.way is Way.ONCE:
                 parts.budget.give_back()
+        raise Refused(self._last_word(problem))
+
+    def _last_word(self, problem: Problem) -> Problem:
         if problem.status in (502, 504) and self._retried:
-            problem = problem.but(final=True)
-        raise Refused(parts.admission.with_retry_after(problem, self.request.model))
+            return problem.but(final=True)
+        return self._parts.admission.with_retry_after(problem, self.request.model)
 
     def _may_retry(self, failure: Failure) -> bool:
         if self.tally.committed or failure.way is Way.NOWHERE:
