@@ -1,0 +1,271 @@
+"""Clients that read slowly or not at all: what is bounded, who is stalled, and by which rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.exchange.rig import error_of, is_whole, rigged, text_of
+from trio_gateway.testing import (
+    Chunk,
+    CloseReset,
+    EndChunks,
+    Event,
+    FakeScript,
+    Head,
+    Hold,
+    RecordingClient,
+    Repeat,
+    Wait,
+    chat_answer,
+    chat_chunk,
+    chat_stream,
+    make_request,
+)
+from trio_gateway.units import KiB
+
+WORD = chat_chunk({"content": "x" * 900})
+STOP = chat_chunk({}, finish="stop")
+END: FakeScript = (STOP, Event("[DONE]"), EndChunks())
+ENDLESS: FakeScript = (Head(), Repeat((WORD,)))
+FULL_SPEED: dict[str, Any] = {"max_lag": 10_000.0, "heartbeat_after": 0.0}
+
+
+# Bounds ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_that_never_reads_holds_no_more_than_its_buffer_and_the_engine_waits(
+    autojump_clock: MockClock,
+) -> None:
+    async with rigged(ENDLESS, buffer_bytes=200 * KiB) as rig:
+        client = RecordingClient(room=0)
+        running = rig.start(client=client)
+        await trio.sleep(20)
+        held = running.exchange.buffered
+        assert 100 * KiB < held <= 200 * KiB + 1000
+        assert rig.pool.used == held
+        await trio.sleep(5)
+        assert running.exchange.buffered == held  # the engine is not read
+        assert running.exchange.channel.statistics().sender_waiting
+
+
+async def test_all_clients_together_hold_no_more_than_the_process_has(autojump_clock: MockClock) -> None:
+    async with rigged(ENDLESS, buffer_bytes=100 * KiB, total_buffer_bytes=150 * KiB) as rig:
+        stuck = [rig.start(client=RecordingClient(room=0)) for _ in range(4)]
+        await trio.sleep(20)
+        assert 100 * KiB < rig.pool.used <= 150 * KiB + 4 * 1000  # each may hold one event when it has none
+        assert all(running.exchange.buffered > 0 for running in stuck)
+
+
+async def test_a_fast_client_beside_slow_ones_gets_its_answer(autojump_clock: MockClock) -> None:
+    async with rigged(ENDLESS, ENDLESS, (Head(), *(WORD,) * 50, *END)) as rig:
+        for _ in range(2):
+            rig.start(client=RecordingClient(room=0))
+        await trio.sleep(1)
+        fast = await rig.run()
+        assert fast.ended_after == 0
+        assert is_whole(fast.client)
+
+
+async def test_nothing_is_dropped_or_reordered_however_slowly_it_is_read(autojump_clock: MockClock) -> None:
+    words = [f"[{number}]" for number in range(400)]
+    async with rigged(chat_stream(*words), buffer_bytes=2 * KiB, **FULL_SPEED) as rig:
+        client = RecordingClient(room=100)
+        await rig.trickle(client, 333)
+        running = await rig.run(client=client)
+        assert text_of(client) == "".join(words)
+        assert is_whole(client)
+        assert running.ended_after > 100
+        assert rig.record.outcome == "completed"
+
+
+async def test_an_event_over_the_buffer_passes(autojump_clock: MockClock) -> None:
+    async with rigged(chat_stream("a" * 50_000, "b" * 50_000), buffer_bytes=4 * KiB, **FULL_SPEED) as rig:
+        client = RecordingClient(room=100)
+        await rig.trickle(client, 5000)
+        await rig.run(client=client)
+        assert text_of(client) == "a" * 50_000 + "b" * 50_000
+
+
+async def test_the_slot_goes_back_when_the_engine_is_done_not_when_the_client_is(
+    autojump_clock: MockClock,
+) -> None:
+    async with rigged(chat_stream("x" * 5000)) as rig:
+        client = RecordingClient(room=100)
+        running = rig.start(client=client)
+        await trio.sleep(1)
+        counts = rig.workers.admission.statistics()
+        assert (counts.held, counts.draining, counts.returned) == (0, 0, 1)
+        assert not running.over.is_set()
+        client.read(10_000)
+        await running.over.wait()
+        assert is_whole(client)
+
+
+async def test_a_client_that_catches_up_is_an_ordinary_one_again(autojump_clock: MockClock) -> None:
+    script = (Head(), WORD, WORD, Wait(60), WORD, *END)
+    async with rigged(script, heartbeat_after=0) as rig:
+        client = RecordingClient(room=100)
+        running = rig.start(client=client)
+        await trio.sleep(10)
+        client.read(1_000_000)
+        await running.over.wait()  # 50 s of silence, in which nothing waited
+        assert is_whole(client)
+
+
+# Stalled --------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_that_takes_no_byte_for_the_stall_time_is_cut(autojump_clock: MockClock) -> None:
+    async with rigged(ENDLESS, stall_timeout=30.0) as rig:
+        client = RecordingClient(room=5000)
+        running = await rig.run(client=client)
+        assert running.ended_after == pytest.approx(30, abs=1)
+        assert running.ended_after >= 30
+        assert client.was_cut
+        assert len(client.received) == 5000
+        record = rig.record
+        assert (record.outcome, record.phase, record.code) == ("client_stalled", "after_content", None)
+        assert rig.workers.fleet.books["w1"].faults == 0
+
+
+async def test_a_byte_now_and_then_is_no_stall(autojump_clock: MockClock) -> None:
+    script = (Head(), WORD, *END)
+    async with rigged(script, stall_timeout=30.0, **FULL_SPEED) as rig:
+        client = RecordingClient(room=100)
+        running = rig.start(client=client)
+        for _ in range(10):
+            await trio.sleep(29)
+            client.read(1)
+        assert not running.over.is_set()
+        client.read(10_000)
+        await running.over.wait()
+        assert is_whole(client)
+
+
+async def test_an_acknowledgement_alone_is_a_sign_of_life(autojump_clock: MockClock) -> None:
+    script = (Head(), WORD, *END)
+    async with rigged(script, stall_timeout=30.0, **FULL_SPEED) as rig:
+        client = RecordingClient(room=100)
+        client.unacknowledged = 100
+        running = rig.start(client=client)
+        for _ in range(5):
+            await trio.sleep(29)
+            client.unacknowledged -= 20
+        assert not running.over.is_set()
+        await running.over.wait()
+        assert running.ended_after == pytest.approx(5 * 29 + 30, abs=2)
+        assert rig.record.outcome == "client_stalled"
+
+
+async def test_silence_of_the_engine_is_no_stall_of_the_client(autojump_clock: MockClock) -> None:
+    script = (Head(), WORD, WORD, Wait(100), WORD, *END)
+    async with rigged(script, stall_timeout=10.0, heartbeat_after=0) as rig:
+        client = RecordingClient(room=100)
+        running = rig.start(client=client)
+        await trio.sleep(1)
+        client.read(1_000_000)
+        await running.over.wait()
+        assert is_whole(client)
+
+
+async def test_bytes_wait_for_the_whole_stall_time_counted_anew_after_silence(
+    autojump_clock: MockClock,
+) -> None:
+    script = (Head(), WORD, WORD, Wait(50), WORD, Hold())
+    async with rigged(script, stall_timeout=10.0, heartbeat_after=0, between_events=500.0) as rig:
+        client = RecordingClient(room=100)
+        running = rig.start(client=client)
+        await trio.sleep(1)
+        client.read(client.pending + running.exchange.buffered)
+        await running.over.wait()
+        assert running.ended_after == pytest.approx(60, abs=2.5)
+        assert running.ended_after >= 59
+        assert rig.record.outcome == "client_stalled"
+
+
+async def test_the_end_of_a_stream_stalls_too(autojump_clock: MockClock) -> None:
+    async with rigged(chat_stream("x" * 5000), stall_timeout=30.0) as rig:
+        running = await rig.run(client=RecordingClient(room=100))
+        assert running.ended_after == pytest.approx(30, abs=1)
+        assert rig.record.outcome == "client_stalled"
+
+
+async def test_a_buffered_answer_stalls_too(autojump_clock: MockClock) -> None:
+    async with rigged(chat_answer("x" * 100_000), stall_timeout=30.0) as rig:
+        client = RecordingClient(room=50_000)
+        running = await rig.run(make_request(stream=False), client)
+        assert running.ended_after == pytest.approx(30, abs=1)
+        assert (rig.record.outcome, len(client.received)) == ("client_stalled", 50_000)
+
+
+async def test_an_error_at_the_end_of_a_stream_does_not_wait_for_ever(autojump_clock: MockClock) -> None:
+    """All that arrived is for the client, as long as it takes some of it."""
+    script = (*chat_stream("x" * 5000, finish=None, done=False, end=False), CloseReset())
+    async with rigged(script, stall_timeout=30.0, **FULL_SPEED) as rig:
+        client = RecordingClient(room=100)
+        running = await rig.run(client=client)
+        assert 30 <= running.ended_after <= 33.5  # and its farewell
+        assert rig.record.outcome == "upstream_failed"  # the first cause
+        slow = RecordingClient(room=100)
+        await rig.trickle(slow, 100)
+        running = await rig.run(client=slow)
+        assert running.ended_after > 50
+        assert text_of(slow) == "x" * 5000
+        assert error_of(slow)["code"] == "engine_failed"
+
+
+# Lag ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_oldest_waiting_event_may_wait_so_long_and_no_longer(autojump_clock: MockClock) -> None:
+    async with rigged(ENDLESS, max_lag=50.0, buffer_bytes=100 * KiB) as rig:
+        client = RecordingClient(room=100)
+        await rig.trickle(client, 100)
+        running = await rig.run(client=client)
+        assert running.ended_after == pytest.approx(50, abs=1)
+        assert running.ended_after >= 50
+        assert rig.record.outcome == "client_stalled"
+
+
+async def test_an_event_in_the_writers_hand_waits_too(autojump_clock: MockClock) -> None:
+    """Nothing stands behind it in the channel, and the engine says no more."""
+    script = (Head(), chat_chunk({"content": "x" * 8000}), Hold())
+    async with rigged(script, max_lag=50.0, stall_timeout=30.0, between_events=500.0) as rig:
+        client = RecordingClient(room=1000)
+        await rig.trickle(client, 10)
+        running = rig.start(client=client)
+        await trio.sleep(1)
+        assert (running.exchange.buffered, client.pending > 5000) == (0, True)
+        await running.over.wait()
+        assert running.ended_after == pytest.approx(50, abs=1)
+        assert rig.record.outcome == "client_stalled"
+
+
+async def test_the_last_event_in_the_writers_hand_waits_too(autojump_clock: MockClock) -> None:
+    events = b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":"stop"}]}\n\n' % (
+        b"x" * 20_000
+    )
+    async with rigged((Head(), Chunk(events), EndChunks()), max_lag=50.0, stall_timeout=30.0) as rig:
+        client = RecordingClient(room=len(events))
+        await rig.trickle(client, 0.1)
+        running = rig.start(client=client)
+        await trio.sleep(1)
+        assert (running.exchange.buffered, client.ended) == (0, True)
+        assert 0 < client.pending < 20
+        await running.over.wait()
+        assert running.ended_after == pytest.approx(50, abs=1)
+        assert rig.record.outcome == "client_stalled"
+
+
+async def test_a_slow_client_that_keeps_within_the_lag_goes_on(autojump_clock: MockClock) -> None:
+    script = (Head(), *(WORD, Wait(10)) * 20, *END)
+    async with rigged(script, max_lag=50.0) as rig:
+        client = RecordingClient(room=100)
+        await rig.trickle(client, 200)
+        running = await rig.run(client=client)
+        assert is_whole(client)
+        assert running.ended_after >= 200
