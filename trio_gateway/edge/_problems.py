@@ -75,9 +75,12 @@ def _anthropic_type(problem: Problem) -> str:
 def problem_headers(problem: Problem) -> list[tuple[str, str]]:
     """Headers that go with a problem."""
     headers = list(_FIXED.get(problem.status, ()))
-    if problem.retry_after is not None:
-        headers.append(("retry-after", str(max(math.ceil(problem.retry_after), 1))))
-        headers.append(("retry-after-ms", str(max(round(problem.retry_after * 1000), 1))))
+    retry_after = problem.retry_after
+    if retry_after is None and problem.status in (429, 503) and not problem.final:
+        retry_after = 1.0  # these always say when to come back
+    if retry_after is not None:
+        headers.append(("retry-after", str(max(math.ceil(retry_after), 1))))
+        headers.append(("retry-after-ms", str(max(round(retry_after * 1000), 1))))
     elif problem.final:
         headers.append(("x-should-retry", "false"))
     headers += problem.headers

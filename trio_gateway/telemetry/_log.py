@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import json
 import queue
 import threading
 import traceback
@@ -48,18 +50,10 @@ class Log:
 
     def exception(self, event: str, exc: BaseException, **fields: Any) -> None:
         """Queue an error line that says where an exception came from, without its values' contents."""
-        frames = [
-            f"{f.filename.rpartition('/')[2]}:{f.lineno} {f.name}"
-            for f in traceback.extract_tb(exc.__traceback__)
-        ]
-        if isinstance(exc, BaseExceptionGroup):
-            causes = [repr(type(e)) for e in exc.exceptions]
-            for inner in exc.exceptions:
-                frames += [
-                    f"{f.filename.rpartition('/')[2]}:{f.lineno} {f.name}"
-                    for f in traceback.extract_tb(inner.__traceback__)
-                ]
-            fields["causes"] = causes
+        causes = _causes(exc)
+        frames = [frame for each in (exc, *causes) for frame in _frames(each)]
+        if causes:
+            fields["causes"] = [type(cause).__name__ for cause in causes]
         self.write("error", event, error=type(exc).__name__, frames=frames[-12:], **fields)
 
     def close(self) -> None:
@@ -72,9 +66,12 @@ class Log:
 
     def _render(self, line: dict[str, Any]) -> str:
         if self._style == "json":
-            return msgspec.json.encode(line, enc_hook=str).decode()
+            try:
+                return msgspec.json.encode(line, enc_hook=str).decode()
+            except UnicodeEncodeError:  # a lone surrogate, as in a path that is no UTF-8
+                return json.dumps(line, default=str)
         rest = " ".join(
-            f"{key}={value}" for key, value in line.items() if key not in ("at", "level", "event")
+            f"{key}={_on_one_line(value)}" for key, value in line.items() if key not in ("at", "level", "event")
         )
         return f"{line['at']} {line['level']:<7} {line['event']} {rest}".rstrip()
 
@@ -86,3 +83,24 @@ class Log:
                     self._stream.flush()
             except (OSError, ValueError):
                 self.dropped += 1
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+
+def _on_one_line(value: object) -> str:
+    text = str(value)
+    return text if text.isprintable() else repr(text)
+
+
+def _causes(exc: BaseException) -> list[BaseException]:
+    """The exceptions inside a group and the groups in it."""
+    if not isinstance(exc, BaseExceptionGroup):
+        return []
+    return [cause for inner in exc.exceptions for cause in (_causes(inner) or [inner])]
+
+
+def _frames(exc: BaseException) -> list[str]:
+    return [
+        f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}"
+        for frame in traceback.extract_tb(exc.__traceback__)
+    ]
