@@ -211,4 +211,5 @@ class EnginePort(Protocol):
 
         Raises:
             UpstreamFailed: no answer.
+            Refused: this kind of engine can not be asked for it; nothing was sent.
         """

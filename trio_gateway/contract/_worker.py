@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ._request import CHAT, Operation
+
 if TYPE_CHECKING:
     import ssl
 
@@ -35,6 +37,10 @@ class Dialect:
     cancel_grace: float
     engine_fields: frozenset[str]
     native_chat: bool = False
+
+    def native(self, operation: Operation) -> bool:
+        """Whether the operation is asked for by the engine's own API, and its answer must be translated."""
+        return self.native_chat and operation is CHAT
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ import trio
 
 from ..contract import InternalRequest, LeasePort, Worker
 from ..errors import UpstreamFailed, UpstreamFault
-from ..wire import Header, internal_body, write_request_head
+from ..wire import Header, internal_body, needs_thread, write_request_head
 from ._connection import Answer, Connection
 from ._dial import dial
 from ._pool import ConnectionPool
@@ -43,7 +43,7 @@ class HttpEngine:
     ) -> Answer:
         """See EnginePort."""
         worker = lease.worker
-        body = internal_body(request, worker.dialect, attempt_id, self._salt_of(request.tenant))
+        body = await self._body(request, worker, attempt_id)
         head = self._head(request, worker, attempt_id, len(body))
         connection = self._pool.take(worker)
         if connection is not None:
@@ -53,6 +53,16 @@ class HttpEngine:
                 pass  # it had been closed while nobody looked: nothing was executed
         connection = Connection(await dial(worker, self._limits.connect, self._limits.receive_buffer))
         return await self._exchange(connection, worker, lease, head, body, nursery)
+
+    async def _body(self, request: InternalRequest, worker: Worker, attempt_id: str) -> bytes:
+        """Write the body; what is long and must be translated is, off the loop."""
+
+        def write() -> bytes:
+            return internal_body(request, worker.dialect, attempt_id, self._salt_of(request.tenant))
+
+        if worker.dialect.native(request.operation) and needs_thread(request.members.get("messages", b"")):
+            return await trio.to_thread.run_sync(write, abandon_on_cancel=True)
+        return write()
 
     async def _exchange(
         self,
@@ -79,8 +89,11 @@ class HttpEngine:
             raise
 
     def _head(self, request: InternalRequest, worker: Worker, attempt_id: str, length: int) -> bytes:
+        native = worker.dialect.native(request.operation)
         accept = b"text/event-stream" if request.stream else b"application/json"
         kind = b"application/json"
+        if native and request.stream:
+            accept = b"application/x-ndjson"
         if request.form is not None:
             accept, kind = b"*/*", request.form.content_type
         headers: list[Header] = [
@@ -96,7 +109,8 @@ class HttpEngine:
         if worker.dialect.request_id_header is not None:
             headers.append((worker.dialect.request_id_header, attempt_id.encode("ascii")))
         headers += request.trace
-        target = (worker.prefix + request.operation.path).encode("ascii")
+        path = "/api/chat" if native else request.operation.path
+        target = (worker.prefix + path).encode("ascii")
         return write_request_head(b"POST", target, headers)
 
     def _salt_of(self, tenant: str) -> str:

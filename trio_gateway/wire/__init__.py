@@ -19,6 +19,7 @@ from ._http1 import (
 )
 from ._json import Json, may_hold_infinity, needs_thread, read_object, with_finite_numbers
 from ._named_relay import NamedRelay
+from ._ollama import OllamaRelay, ollama_answer
 from ._relay import StreamRelay, StreamShape, failed_chunk
 from ._requests import ReadBody, forbidden_field, internal_body, model_of, read_body, read_form_body
 from ._sse import DONE, HEARTBEAT, write_event
@@ -36,6 +37,7 @@ __all__ = [
     "Header",
     "Json",
     "NamedRelay",
+    "OllamaRelay",
     "ReadBody",
     "RequestHead",
     "ResponseHead",
@@ -49,6 +51,7 @@ __all__ = [
     "may_hold_infinity",
     "model_of",
     "needs_thread",
+    "ollama_answer",
     "parse_request_head",
     "parse_response_head",
     "read_body",

@@ -133,9 +133,10 @@ class NamedRelay:
             self._malformed(f"an event is over {self._shape.max_event_bytes} bytes")
         return b"".join(out)
 
-    def end(self) -> None:
+    def end(self) -> bytes:
         """Take the proper end of the engine's message; without a terminal event it is a cut answer."""
         self._reader.end()
+        return b""
 
     def _take(self, event: Event, out: list[bytes]) -> bool:
         data = event.data.strip() if not event.data.startswith(b"{") else event.data

@@ -150,11 +150,15 @@ class StreamRelay:
             self._malformed(f"an event is over {self._shape.max_event_bytes} bytes")
         return b"".join(out)
 
-    def end(self) -> None:
-        """Take the proper end of the engine's message: a last ``[DONE]`` may lack its blank line."""
+    def end(self) -> bytes:
+        """Take the proper end of the engine's message: a last ``[DONE]`` may lack its blank line.
+
+        Answers nothing: an event without its blank line is none.
+        """
         last = self._reader.end()
         if not self.over and last is not None and last.data.strip() == b"[DONE]":
             self.done = True
+        return b""
 
     def _plain(self, data: bytes) -> bool:
         """Whether the bytes are whole events in canonical form that need no decoding."""

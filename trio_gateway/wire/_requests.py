@@ -26,6 +26,7 @@ from ..contract import (
 from ..errors import Problem, Refused
 from ._json import Json, join_members, raw_members
 from ._multipart import read_form, with_model
+from ._ollama_request import ollama_chat_body
 
 MAX_CHOICES: Final = 128
 _Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -145,6 +146,9 @@ def internal_body(request: InternalRequest, dialect: Dialect, attempt_id: str, s
 
     Args:
         salt: keeps the prefix caches of tenants apart, where the engine can.
+
+    Raises:
+        Refused: this engine can not be asked for it.
     """
     if request.form is not None:
         return with_model(request.form, request.upstream_model)
@@ -157,6 +161,8 @@ def internal_body(request: InternalRequest, dialect: Dialect, attempt_id: str, s
         members[field] = b"%d" % request.output_limit
     if request.upstream_model != request.model:
         members["model"] = msgspec.json.encode(request.upstream_model)
+    if dialect.native(request.operation):
+        return ollama_chat_body(members, request.upstream_model)
     if request.stream and request.operation.choices:
         members["stream_options"] = _ask_for_usage(members.get("stream_options"), dialect.running_usage)
     if dialect.request_id_field is not None:
