@@ -1,4 +1,4 @@
-"""Where the gateway listens and where its workers are."""
+"""Where the gateway listens, where its workers are, and which web pages may call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_gateway.config import Bind, Endpoint, parse_bind, parse_url
+from trio_gateway.config import Bind, Endpoint, parse_bind, parse_origin, parse_url
 
 
 @pytest.mark.parametrize(
@@ -181,6 +181,85 @@ def test_no_url_puts_more_than_one_line_into_a_request_head(text: str) -> None:
         assert " " not in head
         assert endpoint.prefix == "" or endpoint.prefix[0] == "/"
         assert not endpoint.prefix.endswith("/")
+
+
+@pytest.mark.parametrize(
+    ("text", "origin"),
+    [
+        ("*", "*"),
+        ("https://app.example", "https://app.example"),
+        ("HTTPS://App.Example", "https://app.example"),
+        ("https://app.example:443", "https://app.example"),
+        ("https://app.example:0443", "https://app.example"),
+        ("http://app.example:443", "http://app.example:443"),
+        ("http://app.example:80", "http://app.example"),
+        ("http://localhost:3000", "http://localhost:3000"),
+        ("http://127.0.0.1:3000", "http://127.0.0.1:3000"),
+        ("http://[0:0::1]:3000", "http://[::1]:3000"),
+        ("http://[::1]", "http://[::1]"),
+        ("chrome-extension://abcdefghijklmnop", "chrome-extension://abcdefghijklmnop"),
+        ("tauri://localhost", "tauri://localhost"),
+        ("app+x.y://host:80", "app+x.y://host:80"),
+    ],
+)
+def test_an_origin_is_read_as_browsers_send_it(text: str, origin: str) -> None:
+    assert parse_origin(text) == origin
+    assert parse_origin(origin) == origin
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", 'must be "https://host", "https://host:port" or "*"'),
+        ("app.example", 'must be "https://host", "https://host:port" or "*"'),
+        ("app.example:443", 'must be "https://host", "https://host:port" or "*"'),
+        ("//app.example", 'must be "https://host", "https://host:port" or "*"'),
+        ("://app.example", 'must be "https://host", "https://host:port" or "*"'),
+        ("1http://app.example", 'must be "https://host", "https://host:port" or "*"'),
+        ("https:/app.example", 'must be "https://host", "https://host:port" or "*"'),
+        ("*://app.example", 'must be "https://host", "https://host:port" or "*"'),
+        ("null", 'would let in every sandboxed page and local file: write "*" if all may call'),
+        ("https://app.example/", 'must end after the host or port, without a path or a final "/"'),
+        ("https://app.example/chat", 'must end after the host or port, without a path or a final "/"'),
+        ("https://app.example?x", 'must end after the host or port, without a path or a final "/"'),
+        ("https://app.example#x", 'must end after the host or port, without a path or a final "/"'),
+        ("file:///home/me/page.html", 'must end after the host or port, without a path or a final "/"'),
+        ("https://user@app.example", "must have no user info"),
+        (
+            "https://*.app.example",
+            'has a wildcard, which is not known here: list each origin, or write "*" alone',
+        ),
+        (
+            "https://app.example:*",
+            'has a wildcard, which is not known here: list each origin, or write "*" alone',
+        ),
+        ("https://", "has no valid host"),
+        ("https://:443", "has no valid host"),
+        ("https://a b", "has no valid host"),
+        ("https://a,https", "has no valid host"),
+        ("https://bücher.example", "has no valid host"),
+        ("https://app.example:", "needs a port from 1 to 65535"),
+        ("https://app.example:0", "needs a port from 1 to 65535"),
+        ("https://app.example:65536", "needs a port from 1 to 65535"),
+        ("https://::1", "an IPv6 address needs brackets"),
+        ("https://127.1", "has no valid IPv4 address"),
+    ],
+)
+def test_what_no_browser_sends_as_an_origin_is_refused_with_help(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_origin(text)
+
+
+@given(st.one_of(st.text(), st.text().map("https://{}".format), st.from_regex(r"\A\w+://[\w.:\[\]-]+\Z")))
+def test_every_origin_is_refused_or_a_header_value_that_stays_as_it_is(text: str) -> None:
+    try:
+        origin = parse_origin(text)
+    except ValueError:
+        return
+    assert origin.isascii()
+    assert origin.isprintable()
+    assert " " not in origin
+    assert parse_origin(origin) == origin
 
 
 @given(st.text())

@@ -82,6 +82,18 @@ UNGUARDED = (
             "4: tenants.acme.max_timeout: must be at most deadlines.maximum (3600)",
         ),
         (MODEL + MODEL, '4: models.m.id: "m" is taken: t.toml:2 has it'),
+        (
+            MODEL + "aliases = [\n'a',\n'm']",
+            '5: models.m.aliases[1]: "m" is taken: t.toml:2 has it',
+        ),
+        (
+            MODEL + "aliases = ['n']\n" + MODEL.replace('"m"', '"n"'),
+            '3: models.m.aliases[0]: "n" is taken: t.toml:5 has it',
+        ),
+        (
+            MODEL + "aliases = ['a']\n" + MODEL.replace('"m"', '"n"') + "aliases = ['b',\n'a']",
+            '7: models.n.aliases[1]: "a" is taken: t.toml:3 has it',
+        ),
         (WORKER + WORKER + MODEL, '6: workers.gpu-0.id: "gpu-0" is taken: t.toml:2 has it'),
         (
             TENANT + TENANT.replace("k1", "k2").replace("ab", "cd"),
@@ -116,6 +128,14 @@ UNGUARDED = (
         (
             MODEL + TENANT + 'models = ["mm"]',
             '6: tenants.acme.models[0]: no [[models]] has the id "mm"; did you mean "m"?',
+        ),
+        (
+            MODEL + "aliases = ['latest']\n" + TENANT + 'models = ["m",\n"latest"]',
+            '8: tenants.acme.models[1]: "latest" is an alias: name the model, "m"',
+        ),
+        (
+            MODEL + "aliases = ['latest']\n" + TENANT + 'models = ["lates"]',
+            '7: tenants.acme.models[0]: no [[models]] has the id "lates"; did you mean "latest"?',
         ),
         (TENANT + 'models = ["m"]', '4: tenants.acme.models[0]: no [[models]] has the id "m"'),
         (
@@ -175,6 +195,8 @@ def test_what_contradicts_is_told_at_the_value_that_was_written(text: str, compl
         "[delivery]\nstall_timeout = 200",
         MODEL,
         WORKER + MODEL + 'workers = ["gpu-0"]',
+        WORKER + MODEL + 'aliases = ["gpu-0", "acme"]\n' + TENANT + 'models = ["m"]',
+        MODEL + 'upstream = "a"\naliases = ["b"]\n' + MODEL.replace('"m"', '"a"'),
         WORKER + WORKER.replace("gpu-0", "b") + MODEL,
         TENANT + "max_timeout = 3600\ndefault_timeout = 3600",
         "[[tenants]]\nid = 'locked'\nkeys = []",

@@ -62,9 +62,11 @@ def test_hashes_of_keys_are_hidden(tmp_path: Path) -> None:
 def test_what_is_told_is_a_configuration_that_means_the_same(tmp_path: Path) -> None:
     text = (
         '[server]\nbind = ["[::1]:1", "unix:a\\"b.sock"]\n'
+        + 'cors_origins = ["https://a.b", "http://[::1]:3"]\n'
         + WORKER
         + 'labels = ["a", "b"]\nweight = 0.1\n'
-        + '[[models]]\nid = "org/a\\u00e9"\nupstream = "b"\nworkers = ["a"]\n'
+        + '[[models]]\nid = "org/a\\u00e9"\nupstream = "b"\nworkers = ["a"]\naliases = ["c:d"]\n'
+        + "max_output_tokens = 9\ndefaults = {a = 1.0, b = [1, 1e22, 1e-7, true, {'c d' = '\"'}], '' = {}}\n"
         + TENANT
         + "default_timeout = '1500 ms'\nmax_concurrency = 3\n"
         + "[limits]\nhead_bytes = 1000\nkeep_alive = 0.1\n[retry]\nbudget_ratio = 0.3333333\n"
@@ -73,7 +75,9 @@ def test_what_is_told_is_a_configuration_that_means_the_same(tmp_path: Path) -> 
     before = load_settings(tmp_path / "gateway.toml")
     again = tmp_path / "again.toml"
     again.write_text(told)
-    assert load_settings(again) == before
+    after = load_settings(again)
+    assert after == before
+    assert after.models[0].default_fields == before.models[0].default_fields, "1.0 is not 1"
 
 
 def test_what_cannot_be_used_is_raised_with_every_problem(tmp_path: Path) -> None:

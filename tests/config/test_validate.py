@@ -126,6 +126,21 @@ def test_a_section_of_a_later_version_without_keys_says_nothing_and_is_allowed()
         ),
         ("[log]\nlevel = '" + "x" * 300 + "'", '2: log.level: must be "debug", "info", "warning" or "error"'),
         ("[log]\nlevel = 1", '2: log.level: must be "debug", "info", "warning" or "error", not 1'),
+        ("[server]\ncors_origins = 1", "2: server.cors_origins: must be a list"),
+        ("[server]\ncors_origins = [\n1]", "3: server.cors_origins[0]: must be a string, in quotes"),
+        (
+            "[server]\ncors_origins = [\n'https://a.b',\n'https://c.d/']",
+            "4: server.cors_origins[1]: must end after the host or port, without a path or a final",
+        ),
+        (
+            "[server]\ncors_origins = ['https://a.b', 'https://A.b:443']",
+            "2: server.cors_origins: names https://a.b twice",
+        ),
+        (
+            "[server]\ncors_origins = ['https://a.b', '*']",
+            '2: server.cors_origins: names more origins beside "*", which already means all',
+        ),
+        ("[stream]\nreceipt = 1", "2: stream.receipt: must be true or false"),
         (MODEL + "workers = []", "3: models.m.workers: must not be empty"),
         (MODEL + "workers = 'gpu'", "3: models.m.workers: must be a list"),
         (
@@ -135,6 +150,27 @@ def test_a_section_of_a_later_version_without_keys_says_nothing_and_is_allowed()
         ("[[models]]\nid = ''", "2: models[0].id: must have 1 to 200 printable characters and no blanks"),
         ("[[models]]", "1: models[0].id: must be given"),
         (MODEL + "upstream = 1", "3: models.m.upstream: must be a string, in quotes"),
+        (
+            "[[models]]\nid = '*'",
+            '2: models."*".id: must not be "*", by which tenants mean all models',
+        ),
+        (MODEL + "aliases = ['a', '*']", '3: models.m.aliases[1]: must not be "*", by which tenants mean'),
+        (MODEL + "aliases = ['a', 'a']", "3: models.m.aliases: names a twice"),
+        (
+            MODEL + "aliases = ['a', 'b c']",
+            "3: models.m.aliases[1]: must have 1 to 200 printable characters and no blanks",
+        ),
+        (MODEL + "aliases = 'a'", "3: models.m.aliases: must be a list"),
+        (MODEL + "defaults = []", "3: models.m.defaults: must be a table"),
+        (
+            MODEL + "max_output_tokens = 0",
+            "3: models.m.max_output_tokens: must be greater than or equal to 1, not 0",
+        ),
+        (
+            MODEL + "max_output_tokens = 2147483648",
+            "3: models.m.max_output_tokens: must be less than or equal to 2147483647, not 2147483648",
+        ),
+        (MODEL + "max_output_tokens = 1e3", "3: models.m.max_output_tokens: must be a whole number"),
         (WORKER + "labels = ['a', 'a']\n" + MODEL, "5: workers.gpu-0.labels: names a twice"),
         (
             WORKER + "labels = ['a/b']\n" + MODEL,

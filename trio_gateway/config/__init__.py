@@ -7,7 +7,7 @@ How a file becomes settings, in order: `_document` (TOML, overrides, where each 
 (each value alone), `_checks` (values against each other), `_load` (files that the file names).
 """
 
-from trio_gateway.config._addresses import Bind, Endpoint, parse_bind, parse_url
+from trio_gateway.config._addresses import Bind, Endpoint, parse_bind, parse_origin, parse_url
 from trio_gateway.config._explain import explain
 from trio_gateway.config._load import load_settings, parse_settings
 from trio_gateway.config._not_yet import NOT_YET
@@ -59,6 +59,7 @@ __all__ = [
     "explain",
     "load_settings",
     "parse_bind",
+    "parse_origin",
     "parse_settings",
     "parse_url",
     "reference_page",

@@ -7,6 +7,7 @@ another at the engine.
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -95,7 +96,9 @@ def _why_unfit(value: object) -> str | None:
             return None if -(2**63) <= value < 2**63 else "must fit into 64 bits"
         case float():
             return None if math.isfinite(value) else "must be a finite number: JSON has no other"
-    return "is a date or a time, which JSON does not have: write it as a string, in quotes"
+        case datetime.date() | datetime.time():
+            return "is a date or a time, which JSON does not have: write it as a string, in quotes"
+    return "is no value that TOML has"
 
 
 def _is_unicode(text: str) -> bool:
