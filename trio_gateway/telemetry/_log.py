@@ -71,7 +71,9 @@ class Log:
             except UnicodeEncodeError:  # a lone surrogate, as in a path that is no UTF-8
                 return json.dumps(line, default=str)
         rest = " ".join(
-            f"{key}={_on_one_line(value)}" for key, value in line.items() if key not in ("at", "level", "event")
+            f"{key}={_on_one_line(value)}"
+            for key, value in line.items()
+            if key not in ("at", "level", "event")
         )
         return f"{line['at']} {line['level']:<7} {line['event']} {rest}".rstrip()
 
