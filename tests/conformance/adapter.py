@@ -201,9 +201,12 @@ def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if first_token:
         sections.setdefault("deadlines", {})["first_token"] = min(first_token) / 1000
     # A case without retries means none; with n of them there are n + 1 attempts.
-    # Cases share a gateway and follow each other at once: a worker that had no room in one
-    # must be asked again in the next.
-    sections.setdefault("retry", {}).update(max_attempts=config.get("retries", 0) + 1, backoff=0.1)
+    retry = sections.setdefault("retry", {})
+    retry["max_attempts"] = config.get("retries", 0) + 1
+    if "retry_budget_ratio" not in config:
+        # Cases share a gateway and follow each other within milliseconds: a worker that had no
+        # room in one must be asked again in the next. Storms have a gateway of their own.
+        retry["backoff"] = 0.01
     if "grace" in sections["shutdown"]:
         sections["shutdown"]["hard_limit"] = sections["shutdown"]["grace"] + SHUTDOWN_MARGIN
     return sections
