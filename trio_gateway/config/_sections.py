@@ -271,8 +271,8 @@ class StreamSettings(Section):
     receipt: Annotated[
         bool,
         switch(
-            "Ends every stream with a comment that has a hash and the counts of what was delivered, also "
-            "for callers that do not ask for it with X-Gateway-Receipt."
+            "Puts a comment before the end of every stream, with the SHA-256 over its events and their "
+            "number, also for callers that do not ask for it with X-Gateway-Receipt."
         ),
     ] = False
 
