@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import trio
@@ -43,7 +44,11 @@ class HttpEngine:
     ) -> Answer:
         """See EnginePort."""
         worker = lease.worker
-        body = await self._body(request, worker, attempt_id)
+        salt = self._salt_of(request.tenant)
+        write = partial(internal_body, request, worker.dialect, attempt_id, salt)
+        # A long text that must be translated would hold the loop.
+        long = worker.dialect.native(request.operation) and needs_thread(request.members.get("messages", b""))
+        body = await trio.to_thread.run_sync(write, abandon_on_cancel=True) if long else write()
         head = self._head(request, worker, attempt_id, len(body))
         connection = self._pool.take(worker)
         if connection is not None:
@@ -53,16 +58,6 @@ class HttpEngine:
                 pass  # it had been closed while nobody looked: nothing was executed
         connection = Connection(await dial(worker, self._limits.connect, self._limits.receive_buffer))
         return await self._exchange(connection, worker, lease, head, body, nursery)
-
-    async def _body(self, request: InternalRequest, worker: Worker, attempt_id: str) -> bytes:
-        """Write the body; what is long and must be translated is, off the loop."""
-
-        def write() -> bytes:
-            return internal_body(request, worker.dialect, attempt_id, self._salt_of(request.tenant))
-
-        if worker.dialect.native(request.operation) and needs_thread(request.members.get("messages", b"")):
-            return await trio.to_thread.run_sync(write, abandon_on_cancel=True)
-        return write()
 
     async def _exchange(
         self,
