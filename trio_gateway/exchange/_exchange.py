@@ -8,7 +8,8 @@ values; an exception out of here is a bug, and is settled as one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -153,16 +154,32 @@ class Exchange:
         `trio.Cancelled`, and then it is settled too.
         """
         try:
-            try:
+            with self._reporting_bugs():
                 await self._live()
-            except Exception as exc:  # a fault of one exchange is nobody else's
-                self._parts.bug(self.request.exchange_id, exc)
-                self._scope.note(BUG)
             ending = self._scope.ending or BUG
-            await self._say_farewell(ending)
+            with self._reporting_bugs():
+                await self._say_farewell(ending)
             return ending
         finally:
             self._settle(self._scope.ending or SHUT_DOWN)
+
+    @contextlib.contextmanager
+    def _reporting_bugs(self) -> Iterator[None]:
+        """Report an exception that should not have happened: a fault of one exchange is nobody else's."""
+        try:
+            yield
+        except Exception as exc:
+            self._note_bug(exc)
+        except BaseExceptionGroup as group:  # a bug and a cancellation from outside
+            bugs, others = group.split(Exception)
+            if bugs is not None:
+                self._note_bug(bugs)
+            if others is not None:
+                raise others from None
+
+    def _note_bug(self, exc: BaseException) -> None:
+        self._parts.bug(self.request.exchange_id, exc)
+        self._scope.note(BUG)
 
     async def _live(self) -> None:
         with self._scope:
@@ -304,37 +321,34 @@ class Exchange:
 
     async def _say_farewell(self, ending: Ending) -> None:
         """Do what `FAREWELLS` says, within its limit, under the one shield that an exchange has."""
-        said = self._client.finished
-        if FAREWELLS[ending.outcome] is not Farewell.CUT and not said:
+        if FAREWELLS[ending.outcome] is not Farewell.CUT and not self._client.finished:
             with trio.move_on_after(FAREWELL_LIMIT, shield=True):
-                said = await self._tell(ending)
-        self._note_delivery()
-        if not said:
-            self._client.cut()
+                await self._tell(ending)
 
-    async def _tell(self, ending: Ending) -> bool:
-        """Tell the client why; answers whether all of it was accepted."""
+    async def _tell(self, ending: Ending) -> None:
+        """Tell the client why, as far as it can still be told."""
         problem = ending.problem
         try:
             if not self._client.begun:
                 if problem is None:
-                    return False
+                    return
                 self.tally.status = problem.status
                 self._client.respond(problem, self._explain(ending) if self.accepted else None)
             elif not self._client.ended:
                 if not self.request.stream or problem is None:
-                    return False  # half of an answer that can not be completed
+                    return  # half of an answer that can not be completed
                 self.channel.keep_begun_event()
                 self.channel.put_nowait(self._error_event(ending, problem))
                 self.channel.close()
                 await self._delivery.deliver()
             await self._client.flush()
         except ClientGone:
-            return False
-        return self._client.finished
+            return
 
     def _settle(self, ending: Ending) -> None:
         """Settle the books, once; synchronous, so that nothing can come between."""
+        with self._reporting_bugs():
+            self._note_delivery()
         if not self._client.finished:
             self._client.cut()
         self.channel.clear()
