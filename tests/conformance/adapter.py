@@ -93,6 +93,7 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
             "upstreams",
         }
     )
+    dialects = frozenset({"openai", "ollama"})
     features = frozenset({"auth", "client_timeout", "ipv6", "models", "signal", "tenants", "tls", "unix"})
     paths: Final = {"/health": "/livez", "/healthz": "/livez"}
     headers: Final = {"x-request-timeout-ms": "x-gateway-timeout-ms"}
@@ -141,7 +142,7 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
             worker = {
                 "id": name,
                 "url": _worker_url(config, upstreams[name]),
-                "kind": "openai",
+                "kind": config.get("dialect", "openai"),
                 "slots": config.get("max_in_flight", SLOTS_FOR_ALL),
             }
             if "upstream_key" in config:

@@ -26,6 +26,7 @@ KINDS: Final = (
     "status-mapping",
     "retries",
     "client-disconnect",
+    "ndjson",
     "upstream-connection",
     "deadlines",
     "backpressure",
