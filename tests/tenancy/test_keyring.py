@@ -1,0 +1,106 @@
+"""From a key to its tenant: whole keys only, everybody where there are no tenants, nobody else."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trio_gateway.tenancy import ANONYMOUS, Caller, Keyring, Tenant
+
+ACME, OTHER = Tenant("acme"), Tenant("other")
+
+
+def stored(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def ring(keys: dict[bytes, tuple[str, Tenant]] | None = None) -> Keyring:
+    found = keys if keys is not None else {b"tg_k1_secret": ("k1", ACME), b"tg_k2_secret": ("k2", OTHER)}
+    return Keyring([(stored(key), key_id, tenant) for key, (key_id, tenant) in found.items()], [ACME, OTHER])
+
+
+def test_a_key_belongs_to_its_tenant() -> None:
+    assert ring().find(b"tg_k1_secret") == Caller(ACME, "k1")
+    assert ring().find(b"tg_k2_secret") == Caller(OTHER, "k2")
+    assert not ring().open
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        None,
+        b"",
+        b"tg_k1_secre",
+        b"tg_k1_secret ",
+        b"TG_K1_SECRET",
+        b"k1",
+        b"tg_k1_secret,tg_k2_secret",
+        stored(b"tg_k1_secret"),
+        stored(b"tg_k1_secret").hex().encode(),
+    ],
+)
+def test_no_other_key_belongs_to_anybody(key: bytes | None) -> None:
+    assert ring().find(key) is None
+
+
+@given(
+    st.dictionaries(st.binary(), st.tuples(st.text(max_size=3), st.sampled_from([ACME, OTHER])), max_size=5),
+    st.binary(),
+)
+def test_exactly_the_keys_of_the_ring_are_found(keys: dict[bytes, tuple[str, Tenant]], other: bytes) -> None:
+    keyring = ring(keys)
+    for key, (key_id, tenant) in keys.items():
+        assert keyring.find(key) == Caller(tenant, key_id)
+    assert (keyring.find(other) is not None) is (other in keys)
+
+
+def test_several_keys_may_belong_to_one_tenant() -> None:
+    keyring = ring({b"one": ("k1", ACME), b"two": ("k2", ACME)})
+    assert (keyring.find(b"one"), keyring.find(b"two")) == (Caller(ACME, "k1"), Caller(ACME, "k2"))
+
+
+def test_tenants_without_keys_do_not_open_the_door() -> None:
+    keyring = ring({})
+    assert not keyring.open
+    assert keyring.find(None) is None
+    assert keyring.find(b"any") is None
+    assert set(keyring.tenants) == {"acme", "other"}
+
+
+@pytest.mark.parametrize("key", [None, b"", b"sk-anything"])
+def test_where_there_are_no_tenants_everybody_is_anonymous(key: bytes | None) -> None:
+    keyring = Keyring([], [])
+    assert keyring.open
+    assert keyring.find(key) == Caller(Tenant(ANONYMOUS), None)
+    assert keyring.tenants == {ANONYMOUS: Tenant(ANONYMOUS)}
+
+
+@pytest.mark.parametrize(
+    ("models", "may", "may_not"),
+    [
+        ({"*"}, {"a", "org/b", ""}, set()),
+        ({"a", "org/b"}, {"a", "org/b"}, {"b", "A", "a ", "*", ""}),
+        ({"*", "a"}, {"a", "b"}, set()),
+        (set(), set(), {"a", "*"}),
+        ({"a*"}, {"a*"}, {"ab"}),
+    ],
+)
+def test_a_tenant_may_use_the_models_it_names(models: set[str], may: set[str], may_not: set[str]) -> None:
+    tenant = Tenant("acme", models=frozenset(models))
+    assert {model for model in may | may_not if tenant.may_use(model)} == may
+
+
+@pytest.mark.parametrize(
+    ("tiers", "tier"),
+    [
+        (("interactive", "standard", "batch"), "standard"),
+        (("batch", "standard"), "standard"),
+        (("batch",), "batch"),
+        (("interactive", "batch"), "interactive"),
+    ],
+)
+def test_without_a_wish_the_tier_is_standard_or_the_first(tiers: tuple[str, ...], tier: str) -> None:
+    assert Tenant("acme", tiers=tiers).default_tier == tier
