@@ -56,8 +56,8 @@ class WorkerBook:
 
     @property
     def load(self) -> float:
-        """Share of the slots in use."""
-        return (self.held + self.draining) / self.worker.slots
+        """Share of the slots in use; what drains takes room, but is about to end."""
+        return self.held / self.worker.slots
 
 
 class Fleet:
