@@ -54,10 +54,11 @@ class _Acted(_Fields):
     user: str | None = None
     prompt_cache_key: str | None = None
 
-    @property
-    def tokens(self) -> int | None:
-        """The most output tokens that were asked for, by whatever name."""
-        named = (self.max_tokens, self.max_completion_tokens, self.max_output_tokens)
+    def tokens(self, operation: Operation) -> int | None:
+        """The most output tokens that were asked for, by a name that the operation knows."""
+        if operation is RESPONSES:
+            return self.max_output_tokens
+        named = (self.max_tokens, self.max_completion_tokens if operation is CHAT else None)
         return max((count for count in named if count is not None), default=None)
 
 
@@ -120,7 +121,7 @@ def read_body(operation: Operation, value: dict[str, Json], body: bytes) -> Read
         wants_usage=bool(options.include_usage),
         wants_running_usage=bool(options.include_usage and options.continuous_usage_stats),
         members=raw_members(body),
-        tokens=acted.tokens,
+        tokens=acted.tokens(operation),
     )
 
 
@@ -159,7 +160,8 @@ def internal_body(request: InternalRequest, dialect: Dialect, attempt_id: str, s
     field = _tokens_field(request.operation, dialect)
     if request.output_limit is not None and field is not None:
         members[field] = b"%d" % request.output_limit
-    if request.upstream_model != request.model:
+    # The caller may have written an alias.
+    if msgspec.json.decode(members["model"]) != request.upstream_model:
         members["model"] = msgspec.json.encode(request.upstream_model)
     if dialect.native(request.operation):
         return ollama_chat_body(members, request.upstream_model)
