@@ -23,7 +23,7 @@ import trio
 from . import __version__
 from .admin import make_app, serve_admin
 from .admission import Admission, AdmissionLimits, TenantShare
-from .config import Settings, TenantSettings, WorkerSettings
+from .config import Settings, TenantSettings, WorkerSettings, certificate_complaint
 from .contract import Worker
 from .edge import (
     AcceptLoop,
@@ -35,6 +35,7 @@ from .edge import (
     HttpServer,
     ServerLimits,
     open_listeners,
+    server_context,
 )
 from .errors import Problem
 from .exchange import (
@@ -96,6 +97,8 @@ class Gateway:
             self.drain.keep,
             random.random,
         )
+        tls = settings.server.tls
+        self.tls: Final = None if tls is None else server_context(tls.certificate, tls.key)
         self.server: Final = self._make_server()
         self.addresses: list[str] = []
         self.admin_addresses: list[str] = []
@@ -119,8 +122,9 @@ class Gateway:
                 accept = AcceptLoop(self._permits(), self.server.serve, self._complain)
                 for listener in listeners:
                     nursery.start_soon(accept.run, listener, nursery)
-                    self.addresses.append(_address_of(listener))
+                    self.addresses.append(_address_of(listener, "http" if self.tls is None else "https"))
                 self._log.write("info", "listening", public=self.addresses, admin=self.admin_addresses)
+                self._look_at_certificate()
                 gc.collect()
                 gc.freeze()  # what start-up made stays; collecting need not look at it again
                 task_status.started()
@@ -208,6 +212,7 @@ class Gateway:
             "boot_id": self.boot_id,
             "uptime": round(trio.current_time() - self._started, 3),
             "connections": self.server.open,
+            "failed_handshakes": self.server.failed_handshakes,
             "idle_upstream_connections": self.connections.idle,
             "unplaced_bytes": self.server.room.used,
             "arrived": books.arrived,
@@ -256,6 +261,13 @@ class Gateway:
 
     def _settled(self, record: Record) -> None:
         self._log.write("info", "exchange", **record.as_dict())
+
+    def _look_at_certificate(self) -> None:
+        """Warn of a certificate that will not be accepted; it is served all the same."""
+        tls = self.settings.server.tls
+        complaint = None if tls is None else certificate_complaint(tls.certificate, tls.key)
+        if complaint is not None:
+            self._log.write("warning", "certificate_refused", reason=complaint)
 
     def _complain(self, exc: OSError) -> None:
         self._log.write("error", "accept_failed", error=str(exc))
@@ -323,6 +335,7 @@ class Gateway:
             ),
             self.report_bug,
             lambda: self._refusal is not None,
+            self.tls,
         )
 
     @property
@@ -353,11 +366,11 @@ def _exit_for_sure_after(seconds: float) -> None:
     last_resort.start()
 
 
-def _address_of(listener: trio.SocketListener) -> str:
+def _address_of(listener: trio.SocketListener, scheme: str) -> str:
     name = listener.socket.getsockname()
     if isinstance(name, tuple):
         host = f"[{name[0]}]" if ":" in name[0] else name[0]
-        return f"http://{host}:{name[1]}"
+        return f"{scheme}://{host}:{name[1]}"
     return f"unix:{name}"
 
 

@@ -28,6 +28,7 @@ MEBI = 1024 * 1024
 DEFAULTS: dict[str, dict[str, object]] = {
     "server": {
         "bind": (Bind("127.0.0.1", 8080),),
+        "tls": None,
         "allow_anonymous": False,
         "expose_worker": False,
         "cors_origins": (),

@@ -32,8 +32,8 @@ def rows() -> dict[str, list[str]]:
     found = {}
     section = ""
     for line in reference_page().splitlines():
-        if heading := re.match(r"## `\[+(\w+)\]+`|## `(keys)`", line):
-            section = heading[1] or "tenants.keys"
+        if heading := re.match(r"## `\[+(\w+)\]+`|## `(keys|tls)`", line):
+            section = heading[1] or {"keys": "tenants.keys", "tls": "server.tls"}[heading[2]]
         elif line.startswith("| `") and section and line.count("|") > 3:
             cells = [cell.strip() for cell in line.strip("|").split(" | ")]
             found[f"{section}.{cells[0].strip('` ')}"] = cells
@@ -60,7 +60,8 @@ def test_the_reference_describes_every_key() -> None:
         for key in known_keys((section,))
         if f"{section}.{key}" not in later
     }
-    assert rows().keys() == expected | {"tenants.keys.id", "tenants.keys.hash"}
+    inner = {"tenants.keys.id", "tenants.keys.hash", "server.tls.certificate", "server.tls.key"}
+    assert rows().keys() == expected | inner
 
 
 def test_every_setting_says_its_unit_its_default_when_it_applies_and_what_it_means() -> None:

@@ -71,8 +71,9 @@ def test_a_key_of_a_later_version_is_refused_plainly_and_once(key: str) -> None:
 
 
 def test_a_table_of_a_later_version_is_refused_as_a_whole() -> None:
-    assert complaints('[server]\ntls = {certificate = "a", kee = "b"}') == [
-        "t.toml:2: server.tls: not implemented in this version: let a proxy before the gateway speak TLS"
+    assert complaints('[server]\ntrusted_proxies = {a = "b", bind = 3}') == [
+        "t.toml:2: server.trusted_proxies: not implemented in this version: "
+        "client addresses are not taken from headers"
     ]
 
 
@@ -300,7 +301,8 @@ def test_every_problem_is_told_at_once_in_the_order_of_the_file() -> None:
     assert [(problem.line, problem.key) for problem in found] == [
         (1, "limit"),
         (3, "server.bind[0]"),
-        (4, "server.tls"),
+        (4, "server.tls.certificate"),
+        (4, "server.tls.key"),
         (5, "workers.w.url"),
         (5, "workers.w.kind"),
         (7, "workers.w.slots"),

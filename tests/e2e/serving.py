@@ -265,7 +265,7 @@ def parse_address(shown: str) -> Address:
     """Turn an address that the gateway tells into one to connect to."""
     if shown.startswith("unix:"):
         return shown.removeprefix("unix:")
-    host, _, port = shown.removeprefix("http://").rpartition(":")
+    host, _, port = shown.rpartition("/")[2].rpartition(":")
     return host.strip("[]"), int(port)
 
 

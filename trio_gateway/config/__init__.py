@@ -8,6 +8,7 @@ How a file becomes settings, in order: `_document` (TOML, overrides, where each 
 """
 
 from trio_gateway.config._addresses import Bind, Endpoint, parse_bind, parse_origin, parse_url
+from trio_gateway.config._certificates import certificate_complaint
 from trio_gateway.config._explain import explain
 from trio_gateway.config._load import load_settings, parse_settings
 from trio_gateway.config._not_yet import NOT_YET
@@ -24,6 +25,7 @@ from trio_gateway.config._sections import (
     ServerSettings,
     ShutdownSettings,
     StreamSettings,
+    TlsSettings,
 )
 from trio_gateway.config._settings import Settings
 from trio_gateway.config._tables import (
@@ -55,7 +57,9 @@ __all__ = [
     "ShutdownSettings",
     "StreamSettings",
     "TenantSettings",
+    "TlsSettings",
     "WorkerSettings",
+    "certificate_complaint",
     "explain",
     "load_settings",
     "parse_bind",

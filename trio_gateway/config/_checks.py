@@ -44,6 +44,7 @@ def check(draft: Draft, report: Report) -> None:
     _check_models_exist(report)
     _check_authorities(draft, report)
     _check_timeouts(draft, report)
+    _check_tls(draft, report)
     _check_public_binds(draft, report)
     _check_admin_binds(draft, report)
     _check_bind_conflicts(draft, report)
@@ -174,6 +175,12 @@ def _check_authorities(draft: Draft, report: Report) -> None:
     for index, worker in _workers(draft):
         if worker.ca is not None and worker.endpoint.scheme != "https":
             report.add(("workers", index, "ca"), "has no use: the url is not https")
+
+
+def _check_tls(draft: Draft, report: Report) -> None:
+    binds = draft.value("server", "bind")
+    if draft.value("server", "tls") is not None and binds and all(bind.port is None for bind in binds):
+        report.add(("server", "tls"), "has no use: server.bind has only unix sockets, which never speak TLS")
 
 
 def _check_public_binds(draft: Draft, report: Report) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path as FilePath
 from typing import Any, Final
 
 from trio_gateway.config._addresses import Bind
+from trio_gateway.config._certificates import certificate_complaint
 from trio_gateway.config._document import TABLE_LISTS, Document
 from trio_gateway.config._fields import Section
 from trio_gateway.config._load import NO_ENVIRONMENT, load
 from trio_gateway.config._problems import Path, quoted, quoted_key
+from trio_gateway.config._sections import TlsSettings
 from trio_gateway.config._settings import Settings
 from trio_gateway.config._tables import KeySettings
 from trio_gateway.units import format_size
@@ -57,6 +59,9 @@ def _count(number: int, word: str) -> str:
 
 def _notes(settings: Settings) -> Iterator[str]:
     """Say what is allowed and may still surprise."""
+    tls = settings.server.tls
+    if tls is not None and (complaint := certificate_complaint(tls.certificate, tls.key)) is not None:
+        yield f"clients will refuse the certificate of server.tls: {complaint}."
     if not settings.workers:
         yield "no worker is configured; /readyz answers 503."
     if not settings.tenants:
@@ -109,6 +114,8 @@ def _toml(value: Any, extra: Any) -> str:
             return _toml_of_json(value)
         case KeySettings():
             return f'{{id = {quoted(value.id)}, hash = "(hidden)"}}'
+        case TlsSettings():
+            return f"{{certificate = {quoted(value.certificate)}, key = {quoted(value.key)}}}"
         case Bind() | str():
             return quoted(str(value))
     raise AssertionError(type(value))

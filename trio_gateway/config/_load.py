@@ -12,9 +12,11 @@ from typing import Any, Final
 
 from pydantic import SecretStr
 
+from trio_gateway.config._certificates import what_is_wrong
 from trio_gateway.config._checks import check
 from trio_gateway.config._document import TABLE_LISTS, Document, Override, parse_document, read_overrides
 from trio_gateway.config._problems import ConfigurationError, Path, Problem, dotted
+from trio_gateway.config._sections import ServerSettings
 from trio_gateway.config._settings import Settings
 from trio_gateway.config._tables import WorkerSettings
 from trio_gateway.config._validate import Draft, Report, validate
@@ -91,12 +93,15 @@ def _assemble(
     draft = validate(document, report)
     check(draft, report)
     workers = tuple(_with_files(draft, report, folder))
+    server = draft.sections.get("server")
+    if isinstance(server, ServerSettings):
+        server = _with_certificate(server, report, folder)
     if report.problems:
         raise ConfigurationError(
             sorted(report.problems, key=lambda problem: _reading_order(problem, document))
         )
     lists = {name: tuple(draft.entries[name].values()) for name in TABLE_LISTS}
-    parts: dict[str, Any] = {**draft.sections, **lists, "workers": workers}
+    parts: dict[str, Any] = {**draft.sections, **lists, "server": server, "workers": workers}
     return Loaded(Settings(**parts), document)
 
 
@@ -166,11 +171,24 @@ def _with_files(draft: Draft, report: Report, folder: FilePath) -> Iterator[Work
                     read[field] = reader(folder / name)
                 except ValueError as error:
                     # The name is not repeated: some people write the key itself where its file belongs.
-                    where = (
-                        f" (relative paths count from {folder})" if not FilePath(name).is_absolute() else ""
-                    )
-                    report.add((*path, key), f"{error}{where}")
+                    report.add((*path, key), f"{error}{_hint_at(folder, name)}")
         yield worker.model_copy(update=read)
+
+
+def _with_certificate(server: ServerSettings, report: Report, folder: FilePath) -> ServerSettings:
+    """Check the files of the listener's certificate, and let their paths count from everywhere."""
+    if server.tls is None:
+        return server
+    certificate, key = (folder.absolute() / name for name in (server.tls.certificate, server.tls.key))
+    for name, message in what_is_wrong(certificate, key).items():
+        where = _hint_at(folder, getattr(server.tls, name))
+        report.add(("server", "tls", name), f"{message}{where}")
+    paths = {"certificate": str(certificate), "key": str(key)}
+    return server.model_copy(update={"tls": server.tls.model_copy(update=paths)})
+
+
+def _hint_at(folder: FilePath, name: str) -> str:
+    return "" if FilePath(name).is_absolute() else f" (relative paths count from {folder})"
 
 
 def _read_key(path: FilePath) -> SecretStr:

@@ -18,7 +18,6 @@ _NO_RATES: Final = "rates are not limited; max_concurrency and max_queued are"
 # Keys without list positions ("tenants.weight"), or such a key and one value of it ("workers.kind=agent").
 NOT_YET: Final = MappingProxyType(
     {
-        "server.tls": "let a proxy before the gateway speak TLS",
         "server.trusted_proxies": "client addresses are not taken from headers",
         "admin.tokens": "the admin listener stays on loopback addresses and unix sockets",
         "internal.bind": _NO_REGISTRATION,

@@ -14,6 +14,7 @@ from trio_gateway.config._document import TABLE_LISTS
 from trio_gateway.config._fields import Section
 from trio_gateway.config._not_yet import NOT_YET
 from trio_gateway.config._problems import quoted
+from trio_gateway.config._sections import TlsSettings
 from trio_gateway.config._settings import Settings
 from trio_gateway.config._tables import CANCEL_GRACE, KeySettings
 from trio_gateway.units import format_size
@@ -48,6 +49,8 @@ def _sections() -> Iterator[str]:
         yield from _table(f"`{heading}`", owner)
         if owner.model_fields.keys() >= {"keys"}:
             yield from _table("`keys` of a tenant", KeySettings)
+        if owner.model_fields.keys() >= {"tls"}:
+            yield from _table("`tls` of the server", TlsSettings)
 
 
 def _table(heading: str, owner: type[Section]) -> Iterator[str]:

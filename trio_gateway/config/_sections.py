@@ -42,6 +42,19 @@ Origins = Annotated[
 ]
 
 
+class TlsSettings(Section):
+    """What the public listener shows of itself, and how it proves it.
+
+    Once loaded, both paths are absolute.
+    """
+
+    certificate: Annotated[
+        str,
+        about("path", "PEM file with the certificate, and behind it those that vouch for it; read at start."),
+    ]
+    key: Annotated[str, about("path", "PEM file with its private key, not encrypted; read at start.")]
+
+
 class ServerSettings(Section):
     """The public listener."""
 
@@ -54,6 +67,10 @@ class ServerSettings(Section):
             min_length=1,
         ),
     ] = (Bind("127.0.0.1", 8080),)
+    tls: Annotated[
+        TlsSettings | None,
+        about("table", "Makes every TCP address of `bind` speak TLS, with {certificate, key}."),
+    ] = None
     allow_anonymous: Annotated[
         bool,
         switch(

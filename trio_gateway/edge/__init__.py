@@ -4,6 +4,7 @@ from ._generate import GenerateSettings, Generator
 from ._http_server import HttpServer, ServerLimits
 from ._listener import AcceptLoop, open_listeners
 from ._routes import Door, DoorSettings
+from ._tls import server_context
 from ._watch import HangupWatch
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "HttpServer",
     "ServerLimits",
     "open_listeners",
+    "server_context",
 ]

@@ -30,7 +30,13 @@ class Connection:
 
     Args:
         max_head: bytes of one request head.
+
+    Attributes:
+        written: bytes of callers that were taken, by the socket or into `waiting`.
+        asks_after_fin: whether a client that ended its sending may still be reading.
     """
+
+    asks_after_fin = True
 
     def __init__(self, stream: trio.SocketStream, hangup: Hangup, max_head: int) -> None:
         self._stream = stream
@@ -42,32 +48,38 @@ class Connection:
         self.written = 0
         self.closed = False
 
+    @property
+    def waiting(self) -> int:
+        """Bytes that `write` took and the socket did not yet: none, where nothing stands between them."""
+        return 0
+
     async def receive(self) -> bytes:
         """Answer some bytes; ``b""``: the client will send nothing more.
 
         Raises:
             ClientGone: the connection was reset.
         """
-        try:
-            return bytes(await self._stream.receive_some(READ_SIZE))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            raise ClientGone from None
+        return await self._receive_raw(READ_SIZE)
+
+    async def discard(self) -> int:
+        """Read and drop some of what arrives, once nothing is written any more; 0: nothing more will come.
+
+        Raises:
+            ClientGone: the connection was reset.
+        """
+        return len(await self._receive_raw(READ_SIZE))
+
+    async def wait_end(self) -> None:
+        """Wait until the client ends its sending, or is gone. Takes nothing away from `receive`."""
+        await self.hangup.wait_fin()
 
     def write(self, data: bytes) -> int:
-        """Write what the socket takes now; answers how many bytes.
+        """Write what the socket takes now, what waits first; answers how many bytes of ``data`` were taken.
 
         Raises:
             ClientGone: it was reset, or closed here.
         """
-        if self.closed:
-            raise ClientGone
-        try:
-            count = os.write(self._fd, data)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            self.hangup.lost()
-            raise ClientGone from None
+        count = self._send(data)
         self.written += count
         return count
 
@@ -86,12 +98,21 @@ class Connection:
 
     async def write_all(self, data: bytes) -> None:
         """Write all of something short, such as an interim answer."""
-        rest = memoryview(data)
-        while rest := rest[self.write(bytes(rest)) :]:
+        rest = data[self.write(data) :]
+        while rest or self.waiting:
             await self.wait_writable()
+            rest = rest[self.write(rest) :]
+
+    def progress(self) -> int:
+        """A figure that grows whenever the socket accepts bytes or the peer's kernel acknowledges some."""
+        return 2 * self.written - (self.unacknowledged() or 0)
+
+    def acknowledged(self) -> int:
+        """How many of `written` the peer's kernel surely has; on unix sockets: ours."""
+        return self.written - (self.unacknowledged() or 0)
 
     def unacknowledged(self) -> int | None:
-        """Bytes written that the peer's kernel has not acknowledged; None on unix sockets."""
+        """Bytes on the wire that the peer's kernel has not acknowledged; None on unix sockets."""
         if not self.is_tcp or self.closed:
             return None
         queued = array.array("i", [0])
@@ -104,8 +125,9 @@ class Connection:
             self._silent_limit = seconds
             self._stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
-    def finish_sending(self) -> None:
-        """Send a FIN; the client may still be sending."""
+    async def finish_sending(self) -> None:
+        """Say that nothing more will come, properly; the client may still be sending."""
+        await trio.lowlevel.checkpoint_if_cancelled()
         if not self.closed:
             try:
                 self._stream.socket.shutdown(socket.SHUT_WR)
@@ -121,3 +143,20 @@ class Connection:
         if reset and self.is_tcp:
             self._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._stream.socket.close()
+
+    async def _receive_raw(self, size: int) -> bytes:
+        try:
+            return bytes(await self._stream.receive_some(size))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise ClientGone from None
+
+    def _send(self, data: bytes) -> int:
+        if self.closed:
+            raise ClientGone
+        try:
+            return os.write(self._fd, data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self.hangup.lost()
+            raise ClientGone from None

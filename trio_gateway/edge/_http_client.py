@@ -48,6 +48,7 @@ class HttpClient:
     ) -> None:
         self._connection = connection
         self._modern = head.version == b"1.1"
+        self._asks = self._modern and connection.asks_after_fin
         self._identity = identity
         self._answer_limit = answer_limit
         self._ask_every = ask_every
@@ -74,7 +75,7 @@ class HttpClient:
     @property
     def pending(self) -> int:
         """See ClientPort."""
-        return len(self._pending)
+        return len(self._pending) + self._connection.waiting
 
     @property
     def ended(self) -> bool:
@@ -84,16 +85,15 @@ class HttpClient:
     @property
     def finished(self) -> bool:
         """See ClientPort."""
-        return self._ended and not self._pending and not self._cut
+        return self._ended and not self.pending and not self._cut
 
     def taken(self) -> int:
         """See ClientPort."""
-        written = self._connection.written
-        return 2 * written - (self._connection.unacknowledged() or 0)
+        return self._connection.progress()
 
     def delivered(self) -> tuple[int, int]:
         """See ClientPort."""
-        done = self._connection.written - (self._connection.unacknowledged() or 0)
+        done = self._connection.acknowledged()
         return self._marks.delivered(done), max(done - self._start, 0)
 
     # -- answering
@@ -134,7 +134,7 @@ class HttpClient:
 
     async def flush(self) -> None:
         """See ClientPort."""
-        while self._pending:
+        while self.pending:
             await self._connection.wait_writable()
             self._pending = self._pending[self._connection.write(self._pending) :]
 
@@ -157,17 +157,17 @@ class HttpClient:
         if self._cut:
             return
         self._cut = True
-        self._connection.close(reset=bool(self._pending) or (self._streamed and not self._chunked))
+        self._connection.close(reset=bool(self.pending) or (self._streamed and not self._chunked))
 
     # -- watching
 
     async def wait_gone(self) -> None:
         """See ClientPort."""
         hangup = self._connection.hangup
-        await hangup.wait_fin()
+        await self._connection.wait_end()
         asked = 0
         while not hangup.gone:
-            if not self._modern or (not self._begun and asked == ASK_AT_MOST):
+            if not self._asks or (not self._begun and asked == ASK_AT_MOST):
                 return
             asked += not self._begun
             self._ask()
@@ -176,7 +176,7 @@ class HttpClient:
 
     def _ask(self) -> None:
         """Write something harmless: only a reset answers that nobody is there."""
-        if self._pending or self._ended:
+        if self.pending or self._ended:
             return  # what is on its way asks already
         try:
             if not self._begun:
@@ -197,4 +197,4 @@ class HttpClient:
     def _mark(self, offset: int, piece: bytes) -> None:
         self._marks.add(offset, piece)
         if len(self._marks) > _MARKS:
-            self._marks.forget(self._connection.written - (self._connection.unacknowledged() or 0))
+            self._marks.forget(self._connection.acknowledged())

@@ -6,6 +6,8 @@ when the last answer is out. A fault of one connection ends that connection.
 
 from __future__ import annotations
 
+import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -17,6 +19,7 @@ from ..wire import CHUNKED, CONTINUE, BodyReader, RequestHead, parse_request_hea
 from ._authenticate import presented_key
 from ._connection import SILENT_LIMIT, Connection
 from ._problems import JSON, problem_body, problem_headers
+from ._tls import SpokeInClear, TlsConnection
 from ._watch import Hangup, HangupWatch
 
 REST_KEPT: Final = 64 * 1024  # of an unread body are read and dropped to keep a connection
@@ -200,6 +203,10 @@ class HttpServer:
     Args:
         bug: takes an exception that should not have happened.
         draining: whether no further request is wanted on a connection.
+        tls: spoken on TCP connections; None: nowhere. Unix sockets are always in clear text.
+
+    Attributes:
+        failed_handshakes: TLS connections that ended before a session was agreed on.
     """
 
     def __init__(
@@ -209,14 +216,17 @@ class HttpServer:
         limits: ServerLimits,
         bug: Callable[[str, BaseException], None],
         draining: Callable[[], bool],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._handler = handler
         self._watch = watch
         self._limits = limits
         self._bug = bug
         self._draining = draining
+        self._tls = tls
         self.room: Final = UnplacedBytes(limits.unplaced_bytes)
         self.open = 0
+        self.failed_handshakes = 0
         self._idle: set[trio.CancelScope] = set()
 
     async def serve(self, stream: trio.SocketStream) -> None:
@@ -224,9 +234,10 @@ class HttpServer:
         self.open += 1
         try:
             with Hangup(self._watch, stream.socket.fileno()) as hangup:
-                connection = Connection(stream, hangup, self._limits.head_bytes)
+                connection = self._connection(stream, hangup)
                 try:
-                    await self._requests(connection)
+                    if not isinstance(connection, TlsConnection) or await self._secured(connection):
+                        await self._requests(connection)
                 finally:
                     connection.close()
         except ClientGone:
@@ -240,6 +251,33 @@ class HttpServer:
         """End the connections that wait for a request; those that answer go on."""
         for scope in tuple(self._idle):
             scope.cancel(reason="shutdown")
+
+    def _connection(self, stream: trio.SocketStream, hangup: Hangup) -> Connection:
+        if self._tls is None or stream.socket.family == socket.AF_UNIX:
+            return Connection(stream, hangup, self._limits.head_bytes)
+        return TlsConnection(stream, hangup, self._limits.head_bytes, self._tls)
+
+    async def _secured(self, connection: TlsConnection) -> bool:
+        """Agree on a session within the time that a head has; False: the connection ends here."""
+        clear_text = False
+        try:
+            with trio.move_on_after(self._limits.head_timeout):
+                await connection.shake_hands()
+                return True
+        except SpokeInClear:
+            clear_text = True
+        except ClientGone:
+            pass
+        self.failed_handshakes += 1
+        if clear_text:
+            await self._refuse_clear_text(connection.in_clear())
+        return False
+
+    async def _refuse_clear_text(self, connection: Connection) -> None:
+        self._handler.malformed("bad_framing")
+        problem = Problem.of("bad_framing", "this port speaks TLS: use https")
+        await self._refuse(connection, problem, close=True)
+        await self._close_gently(connection)
 
     async def _requests(self, connection: Connection) -> None:
         first = True
@@ -353,11 +391,11 @@ class HttpServer:
         """Close so that a client which is still sending can read its answer first."""
         if connection.closed or connection.hangup.gone:
             return
-        connection.finish_sending()
         left = LINGER_BYTES
         with trio.move_on_after(LINGER_SECONDS):
-            while left > 0 and (data := await connection.receive()):
-                left -= len(data)
+            await connection.finish_sending()
+            while left > 0 and (count := await connection.discard()):
+                left -= count
 
 
 async def write_within(connection: Connection, data: bytes, seconds: float = REFUSAL_LIMIT) -> None:
