@@ -119,17 +119,19 @@ def judge_answer(
         EngineProtocolError: it is no JSON object, or lacks a finished choice.
     """
     try:
+        if not body.isascii():
+            body.decode()  # msgspec does not look into the strings that it skips
         if operation in (RERANK, SCORE) and body.lstrip().startswith(b"["):
             _any.decode(body)
             return None  # some engines answer lists
         answer = _answer.decode(body)
         failed = _is_error(answer.error, answer.object)
-    except (msgspec.MsgspecError, RecursionError):
+        if operation.style in (Style.RESPONSES, Style.MESSAGES) and not failed:
+            return _judge_named(body, operation.style, secrets)
+    except (ValueError, RecursionError):
         raise EngineProtocolError("the answer is not the JSON that was asked for") from None
     if failed:
         return read_error(body, None, secrets)
-    if operation.style in (Style.RESPONSES, Style.MESSAGES):
-        return _judge_named(body, operation.style, secrets)
     if operation.choices:
         given_up = [c for c in answer.choices or () if c.finish_reason in NO_FINISH]
         if given_up:
