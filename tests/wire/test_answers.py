@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.wire.grammar import JSON_VALUES, json_objects, json_texts
-from trio_gateway.contract import CHAT, COMPLETIONS, EMBEDDINGS
+from trio_gateway.contract import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    MESSAGES,
+    OPERATIONS,
+    RESPONSES,
+    Operation,
+)
 from trio_gateway.errors import EngineProtocolError
 from trio_gateway.wire._answers import (
     MAX_MESSAGE_BYTES,
@@ -360,6 +368,24 @@ def test_an_answer_with_a_finish_for_each_choice_is_whole(reason: str) -> None:
 def test_an_answer_without_a_finish_for_each_choice_is_none(body: bytes, choices: int) -> None:
     with pytest.raises(EngineProtocolError):
         judge_answer(body, CHAT, choices)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("broken", [b'"x":"\xff"', b'"\xff":1', b'"x":"\xed\xa0\x80"', b'"x":{"y":["\xc3"]}'])
+def test_an_answer_with_bytes_that_are_no_utf_8_is_none_wherever_they_stand(
+    operation: Operation, broken: bytes
+) -> None:
+    body = b'{"choices":[{"finish_reason":"stop"}],"stop_reason":"end_turn",%b}'
+    judge_answer(body % b'"x":"\xc3\xa9"', operation, 1)
+    with pytest.raises(EngineProtocolError):
+        judge_answer(body % broken, operation, 1)
+
+
+@pytest.mark.parametrize("operation", [RESPONSES, MESSAGES])
+@pytest.mark.parametrize("value", [b"1e999", b'"\\ud800"', b"[" * 5000])
+def test_an_answer_that_can_not_be_read_is_none(operation: Operation, value: bytes) -> None:
+    with pytest.raises(EngineProtocolError):
+        judge_answer(b'{"stop_reason":"end_turn","x":%b}' % value, operation, 1)
 
 
 @pytest.mark.parametrize("body", [b"[]", b"", b'{"a":1', b"data: {}"])
