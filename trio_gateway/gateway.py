@@ -13,6 +13,7 @@ import resource
 import secrets
 import signal
 import ssl
+import sys
 import threading
 import time
 from collections import Counter
@@ -58,6 +59,7 @@ from .upstream import ConnectionPool, HttpEngine, UpstreamLimits
 
 IDLE_EXPIRY: Final = 3.0  # seconds; engines close idle connections after 5
 ANSWER_SLACK: Final = 10.0  # seconds beyond the stall rules until the kernel gives a peer up
+SWITCH_INTERVAL: Final = 0.0005  # seconds until a thread that reads a large body lets the loop run
 MUCH_MEMORY: Final = 16 * MiB  # held for slow clients at a time; worth returning afterwards
 FINAL_SECONDS: Final = 0.5  # of the hard limit are left for closing what is open
 SPARE_DESCRIPTORS: Final = 64  # for listeners, files and operators
@@ -125,6 +127,7 @@ class Gateway:
                     self.addresses.append(_address_of(listener, "http" if self.tls is None else "https"))
                 self._log.write("info", "listening", public=self.addresses, admin=self.admin_addresses)
                 self._look_at_certificate()
+                sys.setswitchinterval(SWITCH_INTERVAL)
                 gc.collect()
                 gc.freeze()  # what start-up made stays; collecting need not look at it again
                 task_status.started()

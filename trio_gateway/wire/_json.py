@@ -18,6 +18,9 @@ import msgspec
 from ..errors import Problem, Refused
 
 MAX_DEPTH: Final = 100
+MANY_BYTES: Final = 256 * 1024
+MANY_COMMAS: Final = 10_000  # about as many values, each some 0.3 us
+_WINDOW: Final = 1024 * 1024  # bytes looked at in one step, so that a thread lets others run in between
 
 # A string without an end is one token too: looking for its end from each of its quotes would take for ever.
 _STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
@@ -81,7 +84,7 @@ def with_finite_numbers(data: bytes) -> bytes:
 
 def needs_thread(body: bytes) -> bool:
     """Whether reading this body may hold the loop for more than a few milliseconds."""
-    return len(body) > 256 * 1024
+    return len(body) > MANY_BYTES or body.count(b",") > MANY_COMMAS
 
 
 def _invalid(message: str) -> Refused:
@@ -98,9 +101,9 @@ def _describe(error: str) -> str:
 
 
 def _check_shape(body: bytes, max_values: int) -> None:
-    opens = body.count(b"{") + body.count(b"[")
+    opens = _count(body, b"{") + _count(body, b"[")
     # Brackets and commas inside strings only raise these bounds.
-    if opens <= MAX_DEPTH and opens + body.count(b",") < max_values:
+    if opens <= MAX_DEPTH and opens + _count(body, b",") < max_values:
         return
     depth = values = 0
     for token in _TOKEN.finditer(body):
@@ -116,6 +119,10 @@ def _check_shape(body: bytes, max_values: int) -> None:
             values += 1
         if values > max_values:
             raise _invalid(f"more than {max_values} values")
+
+
+def _count(body: bytes, byte: bytes) -> int:
+    return sum(body.count(byte, at, at + _WINDOW) for at in range(0, len(body), _WINDOW))
 
 
 def _has_infinity(value: Json) -> bool:
