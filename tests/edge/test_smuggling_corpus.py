@@ -83,3 +83,18 @@ async def test_what_came_with_the_end_of_a_body_over_its_bound_belongs_to_the_ne
             client.half_close()
             await client.read_closed()
             assert len(client.answers) == 2
+
+
+@pytest.mark.parametrize("pieces", [[b"\r\n\r\n"], [b"\r", b"\n"], [b"\r\n", b"\r\n"]])
+@pytest.mark.parametrize("first", [b"", b"GET /livez HTTP/1.1\r\nHost: g\r\n\r\n"])
+async def test_blank_lines_alone_are_no_request_that_could_be_answered(
+    first: bytes, pieces: list[bytes]
+) -> None:
+    """Whoever sent a line end too many would take an answer to it for the answer to the next request."""
+    limits = {"head_timeout": 0.1, "keep_alive": 0.2}
+    async with serving(models=[], limits=limits) as gateway:
+        with trio.fail_after(LIMIT), await gateway.connect() as client:
+            await send(client, [first + pieces[0], *pieces[1:]])
+            assert await client.read_closed() == "fin"
+            assert [answer.status for answer in client.answers] == ([200] if first else [])
+        assert gateway.turned_away() == {}

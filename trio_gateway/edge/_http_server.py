@@ -304,44 +304,45 @@ class HttpServer:
 
     async def _wait_for_head(self, connection: Connection, first: bool) -> bytes | None:
         heads = connection.heads
-        heads.skip_blank_lines()
-        raw = heads.next_head()
-        if raw is None and not len(heads):
-            data = await self._first_bytes(
-                connection, self._limits.head_timeout if first else self._limits.keep_alive
-            )
-            if not data:
+        silence = self._limits.head_timeout if first else self._limits.keep_alive
+        if self._draining():
+            silence = min(silence, LINGER_SECONDS)
+        give_up = trio.current_time() + silence
+        while await self._begun(connection, give_up):
+            with trio.move_on_after(self._limits.head_timeout) as limit:
+                while (raw := heads.next_head()) is None and len(heads):
+                    data = await connection.receive()
+                    if not data:
+                        return None
+                    heads.feed(data)
+                    heads.skip_blank_lines()
+                if raw is not None:
+                    return raw
+            if limit.cancelled_caught:
+                self._handler.malformed("request_timeout")
+                problem = Problem.of("request_timeout", "the head of the request did not arrive in time")
+                await self._refuse(connection, problem, close=True)
                 return None
-            heads.feed(data)
-            heads.skip_blank_lines()
-            raw = heads.next_head()
-        if raw is not None:
-            return raw
-        with trio.move_on_after(self._limits.head_timeout):
-            while raw is None:
-                data = await connection.receive()
-                if not data:
-                    return None
-                heads.feed(data)
-                heads.skip_blank_lines()
-                raw = heads.next_head()
-            return raw
-        self._handler.malformed("request_timeout")
-        problem = Problem.of("request_timeout", "the head of the request did not arrive in time")
-        await self._refuse(connection, problem, close=True)
         return None
 
-    async def _first_bytes(self, connection: Connection, limit: float) -> bytes:
-        """Wait for a request to begin; ``b""``: none will."""
-        if self._draining():
-            limit = min(limit, LINGER_SECONDS)
-        with trio.move_on_after(limit) as scope:
+    async def _begun(self, connection: Connection, deadline: float) -> bool:
+        """Wait until a request has begun; blank lines in front of it are none of it. False: none will."""
+        heads = connection.heads
+        heads.skip_blank_lines()
+        if len(heads):
+            return True
+        with trio.move_on_at(deadline) as scope:
             self._idle.add(scope)
             try:
-                return await connection.receive()
+                while not len(heads):
+                    data = await connection.receive()
+                    if not data:
+                        return False
+                    heads.feed(data)
+                    heads.skip_blank_lines()
             finally:
                 self._idle.discard(scope)
-        return b""
+        return len(heads) > 0
 
     async def _answer(self, connection: Connection, head: RequestHead) -> bool:
         """Answer one request; False: the connection ends here."""
