@@ -49,7 +49,8 @@ def _post(*fields: bytes, line: bytes = LINE, host: bytes = HOST, body: bytes = 
 def _refused(**raws: bytes) -> list[Case]:
     """Cases whose framing is doubtful: told so, and closed."""
     return [
-        Case(name.replace("_", " "), raw + HIDDEN, 400, "bad_framing", False, False) for name, raw in raws.items()
+        Case(name.replace("_", " "), raw + HIDDEN, 400, "bad_framing", False, False)
+        for name, raw in raws.items()
     ]
 
 

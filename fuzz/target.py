@@ -23,6 +23,9 @@ TARGETS: Final = {
     "requests": "fuzz.wire.requests",
     "answers": "fuzz.wire.answers",
     "relay": "fuzz.wire.relay",
+    "named_relay": "fuzz.wire.named_relay",
+    "ollama": "fuzz.wire.ollama",
+    "forms": "fuzz.wire.forms",
     "connection": "fuzz.edge.connection",
 }
 

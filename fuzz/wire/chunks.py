@@ -85,7 +85,7 @@ def _read_by_h11(raw: bytes) -> Read | None:
 
 _CHUNKED: Final = (
     b"5\r\nhello\r\n0\r\n\r\n",
-    b"00A;x=\"a;b\"\r\n0123456789\r\n1 ;q\r\nx\r\n000\r\nA: b\r\nC:\r\n\r\nGET / HTTP/1.1\r\n\r\n",
+    b'00A;x="a;b"\r\n0123456789\r\n1 ;q\r\nx\r\n000\r\nA: b\r\nC:\r\n\r\nGET / HTTP/1.1\r\n\r\n',
     b"5\r\nhelloX\r\n0\r\n\r\n",
     b"5\nhello\n0\n\n",
     b"0x5\r\nhello\r\n0\r\n\r\n",
@@ -104,5 +104,17 @@ TARGET: Final = Target(
         seed(b"until the end", 1),
         *(seed(b"0123456789 and the next", length + 2) for length in (0, 1, 10, 100)),
     ),
-    (b"\r\n", b"0\r\n\r\n", b"\r\n0\r\n", b";", b"5\r\nhello\r\n", b"\r", b"\n", b"a", b"F", b"\r\n\r\n", b": "),
+    (
+        b"\r\n",
+        b"0\r\n\r\n",
+        b"\r\n0\r\n",
+        b";",
+        b"5\r\nhello\r\n",
+        b"\r",
+        b"\n",
+        b"a",
+        b"F",
+        b"\r\n\r\n",
+        b": ",
+    ),
 )

@@ -58,5 +58,17 @@ _STREAMS: Final = (
 TARGET: Final = Target(
     check,
     tuple(seed(stream, limit) for stream in _STREAMS for limit in (255, 20)),
-    (b"data: ", b"data", b"event: ", b"id: ", b"retry: ", b"\r\n", b"\n\n", b"\r", b"\xef\xbb\xbf", b"[DONE]", b": "),
+    (
+        b"data: ",
+        b"data",
+        b"event: ",
+        b"id: ",
+        b"retry: ",
+        b"\r\n",
+        b"\n\n",
+        b"\r",
+        b"\xef\xbb\xbf",
+        b"[DONE]",
+        b": ",
+    ),
 )
