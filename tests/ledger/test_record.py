@@ -119,15 +119,17 @@ def test_the_engine_s_usage_counts() -> None:
 def test_events_with_content_are_the_estimate_where_usage_is_missing() -> None:
     tally = Tally()
     tally.usage = Usage(prompt=7)
-    tally.events, tally.content_events, tally.events_delivered = 6, 5, 3
-    assert tokens_of(tally) == (5, 3, "estimated")
+    tally.events, tally.content_events, tally.events_delivered = 6, 5, 4
+    assert tokens_of(tally) == (5, 3, "estimated")  # the one without content came first
+    tally.own_events = 1
+    assert tokens_of(tally) == (5, 2, "estimated")  # the last one said why the answer ends
     assert tokens_of(tally, outcome=Outcome.COMPLETED) == (5, 5, "estimated")
 
 
 def test_of_the_engine_s_tokens_the_share_of_the_delivered_events_counts() -> None:
     tally = Tally()
     tally.usage = Usage(generated=40)
-    tally.events = 10
+    tally.events = tally.content_events = 10
     for delivered, tokens in ((0, 0), (3, 12), (10, 40), (11, 40)):
         tally.events_delivered = delivered
         assert tokens_of(tally) == (40, tokens, "engine")

@@ -299,7 +299,9 @@ class Exchange:
         event = self._client.error_event(
             problem, self._explain(ending), 0 if self._attempt is None else self._attempt.sequence
         )
+        self.tally.own_events = 1
         if self._parts.limits.error_style == "finish_reason" and self.request.operation.choices:
+            self.tally.own_events = 2
             return failed_chunk(self.request.operation) + event
         return event
 

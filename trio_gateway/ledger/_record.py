@@ -69,6 +69,7 @@ class Tally:
         self.usage: Usage | None = None
         self.events = 0
         self.content_events = 0
+        self.own_events = 0  # that say why the answer ends; no engine made them
         self.events_delivered = 0
         self.bytes_delivered = 0
         self.dropped = 0
@@ -122,9 +123,15 @@ class Tally:
         generated, source = self.tokens_generated()
         if generated is None or whole:
             return generated
-        if source == "estimated" or not self.events:
-            return min(self.events_delivered, generated)
-        return min(generated, generated * self.events_delivered // self.events)
+        content = min(self._content_delivered(), self.content_events)
+        if source == "estimated" or not content:
+            return min(content, generated)
+        return generated * content // self.content_events
+
+    def _content_delivered(self) -> int:
+        """Delivered events that carry output, at least: all that carry none may be among the delivered."""
+        silent = self.events - self.content_events
+        return max(self.events_delivered - silent - self.own_events, 0)
 
     def record(
         self, request: InternalRequest, ending: Ending, boot_id: str, now: float, wall: float

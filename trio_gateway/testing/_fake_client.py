@@ -132,8 +132,9 @@ class RecordingClient:
         """See ClientPort."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while self._pending:
-            await self._lot.park()
             self._write()
+            if self._pending:
+                await self._lot.park()
 
     def respond(self, problem: Problem, extra: dict[str, object] | None) -> None:
         """See ClientPort."""
