@@ -10,6 +10,7 @@ Modules in the order of reading::
 
     _steps              the vocabulary of scripts
     _answers            scripts of OpenAI-compatible answers
+    _ollama             scripts of Ollama's, and an engine that behaves like it
     _engine             the server, over _engine_connection
     _client             the client, over _client_answers and _event_stream
     _messages           strict HTTP/1.1 reading, for both sides
@@ -65,6 +66,12 @@ from ._llama import missing_parts as missing_parts
 from ._llama import model_file as model_file
 from ._llama import read_announcement as read_announcement
 from ._messages import MessageError as MessageError
+from ._ollama import NDJSON_HEADERS as NDJSON_HEADERS
+from ._ollama import ScriptedOllama as ScriptedOllama
+from ._ollama import encode_record as encode_record
+from ._ollama import ollama_error as ollama_error
+from ._ollama import ollama_record as ollama_record
+from ._ollama import ollama_stream as ollama_stream
 from ._ports import refusing_port as refusing_port
 from ._ports import silent_port as silent_port
 from ._steps import SSE_HEADERS as SSE_HEADERS
