@@ -223,7 +223,7 @@ def test_an_origin_is_read_as_browsers_send_it(text: str, origin: str) -> None:
         ("https://app.example/chat", 'must end after the host or port, without a path or a final "/"'),
         ("https://app.example?x", 'must end after the host or port, without a path or a final "/"'),
         ("https://app.example#x", 'must end after the host or port, without a path or a final "/"'),
-        ("file:///home/me/page.html", 'must end after the host or port, without a path or a final "/"'),
+        ("file:///pages/page.html", 'must end after the host or port, without a path or a final "/"'),
         ("https://user@app.example", "must have no user info"),
         (
             "https://*.app.example",

@@ -55,7 +55,7 @@ def check_defaults(fields: dict[str, Any]) -> dict[str, Any]:
 def defaults_as_json(fields: Mapping[str, Any]) -> dict[str, bytes]:
     """Write each field's value as compact JSON in UTF-8. The fields must have passed `check_defaults`."""
     return {
-        name: json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        name: json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
         for name, value in fields.items()
     }
 
@@ -88,7 +88,7 @@ def _why_unfit(value: object) -> str | None:
     match value:
         case str():
             # Only a variable of the environment can bring these.
-            return None if value.isascii() or _is_unicode(value) else "has a byte that is not valid UTF-8"
+            return None if _is_unicode(value) else "has a byte that is not valid UTF-8"
         case bool() | dict() | list():
             return None
         case int():
