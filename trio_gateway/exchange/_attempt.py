@@ -244,7 +244,8 @@ class Attempt:
             usage = judge_answer(finite, request.operation, request.choices, secrets)
             if isinstance(usage, EngineError):
                 return usage
-            if request.upstream_model == request.model:
+            # Some engines answer lists to rerank and score, which name no model.
+            if request.upstream_model == request.model or finite.lstrip().startswith(b"["):
                 return finite, usage
             return rename_model(finite, request.upstream_model, request.model), usage
 
