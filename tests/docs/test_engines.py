@@ -8,7 +8,7 @@ import pytest
 
 from tests.docs.pages import column, table, words
 from tests.e2e.serving import serving
-from trio_gateway.contract import Dialect
+from trio_gateway.contract import CHAT, Dialect
 from trio_gateway.fleet import DIALECTS
 from trio_gateway.testing import chat_request, open_engine
 
@@ -28,6 +28,7 @@ def row_of(dialect: Dialect) -> dict[str, str]:
         "Cache salt": "yes" if dialect.cache_salt else "no",
         "Slots of a request": "`n`" if dialect.slot_per_choice else "1",
         "Cancel grace": f"{dialect.cancel_grace:g} s",
+        "Chat by": "`/api/chat`" if dialect.native(CHAT) else f"`{CHAT.path}`",
     }
 
 
@@ -53,7 +54,9 @@ async def test_an_engine_is_sent_the_listed_headers_and_no_others(kind: str, tmp
         serving(engine, folder=tmp_path, worker={"kind": kind, "api_key_file": "engine.key"}) as gateway,
     ):
         await gateway.ask(chat_request(headers=(*trace, *secret)))
-        headers = dict((await engine.request()).headers)
+        request = await engine.request()
+        headers = dict(request.headers)
+    assert request.target == (words(row_of(DIALECTS[kind])["Chat by"])[0])
     assert headers["authorization"] == "Bearer sk-engine"
     listed = {name.lower() for name in column(PAGE, "What an engine is sent", "Header")}
     id_header = DIALECTS[kind].request_id_header

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import pytest
 import trio
 
-from tests.docs.pages import column, constants, modules, section, setting_defaults, table
+from tests.docs.pages import blocks, column, constants, modules, section, setting_defaults, table, words
 from tests.e2e.serving import Serving, error_code, serving, tenant
 from trio_gateway.contract import OPERATIONS
 from trio_gateway.testing import (
     Answer,
+    EndChunks,
     Event,
     Head,
     Hold,
+    Json,
     Raw,
     RawClient,
     Script,
@@ -31,7 +35,16 @@ from trio_gateway.testing import (
 )
 
 PAGE: Final = "reference/http-api.md"
+ON_A_FREE_PORT: Final = {"bind": ["127.0.0.1:0"]}
 SOON_OVER: Final = (("x-gateway-timeout-ms", "400"),)  # of requests that only hold something
+
+
+OF_AN_EMPTY_REQUEST: Final = ("missing_field", "unsupported_media_type", "request_not_found")
+OF_A_BROWSER: Final = (
+    ("origin", "https://page.example"),
+    ("access-control-request-method", "POST"),
+    ("access-control-request-headers", "x-api-key"),
+)
 
 
 # Routes ---------------------------------------------------------------------------------------------------
@@ -39,9 +52,26 @@ SOON_OVER: Final = (("x-gateway-timeout-ms", "400"),)  # of requests that only h
 
 def test_every_route_is_described() -> None:
     (door,) = modules("edge/_routes.py").values()
-    written = {text for text in constants(door, str) if text.startswith("/") and len(text) > 1}
+    written = {text.rstrip("/") for text in constants(door, str) if text.startswith("/") and len(text) > 1}
     paths = written | {operation.path for operation in OPERATIONS}
     assert {path.removesuffix("/{id}") for path in column(PAGE, "Routes", "Route")} == paths
+
+
+def test_every_operation_is_described_with_its_input() -> None:
+    routes = {row["Operation"]: row["Route"] for row in table(PAGE, "Routes") if row["Operation"]}
+    assert routes == {f"`{operation.name}`": f"`{operation.path}`" for operation in OPERATIONS}
+    inputs = {
+        row["Operation"].strip("`"): (row["Field"].strip("`"), words(row["Or any of"]))
+        for row in table(PAGE, "The body", number=2)
+    }
+    assert inputs == {operation.name: (operation.input, list(operation.instead)) for operation in OPERATIONS}
+
+
+def test_the_page_says_which_operations_can_be_streamed() -> None:
+    for row in table(PAGE, "Routes"):
+        for operation in OPERATIONS:
+            if row["Operation"] == f"`{operation.name}`":
+                assert ("streamed" in row["Answer"]) == operation.streams
 
 
 async def test_every_route_has_the_listed_methods_and_no_others() -> None:
@@ -52,13 +82,27 @@ async def test_every_route_has_the_listed_methods_and_no_others() -> None:
             assert (answer.status, answer.header("allow")) == (405, row["Methods"])
             for method in row["Methods"].split(", "):
                 answer = await gateway.fetch(method, path, body=b"{}" if method == "POST" else None)
-                assert answer.status == (400 if method == "POST" else 200), (method, path)
+                assert answer.status != 405, (method, path)
+                if answer.status >= 400 and method != "HEAD":
+                    assert error_code(answer) in (
+                        "missing_field",
+                        "unsupported_media_type",
+                        "request_not_found",
+                    )
 
 
 # Headers --------------------------------------------------------------------------------------------------
 
 # Values of headers, and the scheme of a key, in code that compares bytes.
 VALUES: Final = {"bearer", "identity", "close", "keep-alive", "chunked"}
+WRITERS: Final = (
+    "edge/_generate.py",
+    "edge/_http_client.py",
+    "edge/_http_server.py",
+    "edge/_problems.py",
+    "edge/_routes.py",
+    "exchange/_exchange.py",
+)
 READERS: Final = ("edge/_authenticate.py", "edge/_generate.py", "edge/_routes.py", "wire/_http1.py")
 
 
@@ -75,7 +119,7 @@ def test_every_header_that_is_read_is_described() -> None:
 def test_every_header_that_can_be_sent_is_described() -> None:
     sent = {
         node.elts[0].value
-        for tree in modules("edge", "exchange/_exchange.py").values()
+        for tree in modules(*WRITERS).values()
         for node in ast.walk(tree)
         if isinstance(node, ast.Tuple) and len(node.elts) == 2
         if isinstance(node.elts[0], ast.Constant) and isinstance(node.elts[0].value, str)
@@ -91,7 +135,7 @@ async def test_every_header_that_is_described_is_sent_and_no_other() -> None:
         open_engine(*scripts) as engine,
         serving(
             engine,
-            server={"bind": ["127.0.0.1:0"], "expose_worker": True},
+            server={"bind": ["127.0.0.1:0"], "expose_worker": True, "cors_origins": ["https://page.example"]},
             tenants=[tenant("t1", "k", max_queued=0, max_concurrency=1)],
         ) as gateway,
     ):
@@ -105,6 +149,12 @@ async def test_every_header_that_is_described_is_sent_and_no_other() -> None:
             await gateway.ask(chat_request(key="k", headers=(("content-encoding", "br"),))),
             await gateway.ask(http_request("GET", "/livez", headers=(("connection", "close"),))),
         ]
+        question = (
+            ("access-control-request-method", "POST"),
+            ("access-control-request-headers", "x-api-key"),
+        )
+        page = (("origin", "https://page.example"),)
+        answers.append(await gateway.ask(http_request("OPTIONS", "/v1/models", headers=(*page, *question))))
         engine.rescript((Hold(),))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(gateway.ask, chat_request(key="k", headers=SOON_OVER))
@@ -128,8 +178,7 @@ def test_every_field_that_is_looked_at_is_described() -> None:
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
         ]
 
-    expected = set(fields_of("_Acted")) | {operation.input for operation in OPERATIONS}
-    expected |= {f"stream_options.{field}" for field in fields_of("_StreamOptions")}
+    expected = set(fields_of("_Acted")) | {f"stream_options.{field}" for field in fields_of("_StreamOptions")}
     assert set(column(PAGE, "The body", "Field")) == expected
 
 
@@ -301,3 +350,96 @@ async def test_a_request_that_was_turned_away_has_no_account_of_an_exchange() ->
     async with open_engine() as engine, serving(engine) as gateway:
         answer = await gateway.ask(json_request("/v1/chat/completions", {}))
     assert "gateway" not in answer.error()
+
+
+async def test_an_error_of_messages_has_the_type_that_the_page_of_errors_gives_to_its_status() -> None:
+    (tree,) = modules("edge/_problems.py").values()
+    (found,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "_ANTHROPIC_TYPES"
+    ]
+    listed = {
+        row["HTTP"]: row["`error.type`"].strip("`")
+        for row in table("reference/errors.md", "Under `/v1/messages`")
+    }
+    assert found is not None
+    fixed = {str(status): kind for status, kind in ast.literal_eval(found).items()}
+    assert {status: kind for status, kind in listed.items() if status.isdigit()} == fixed
+    async with open_engine() as engine, serving(engine) as gateway:
+        refused = await gateway.ask(json_request("/v1/messages", {"model": "m1"}))
+        failed = await gateway.ask(
+            json_request("/v1/messages", {"model": "m1", "messages": [{"role": "user", "content": "a"}]})
+        )
+    assert refused.json()["type"] == "error"
+    assert refused.error()["type"] == listed["any other below 500"]
+    assert (failed.status, failed.error()["type"]) == (502, listed["any other"])
+
+
+async def test_an_error_ends_a_stream_of_responses_in_the_shape_that_stands_on_the_page() -> None:
+    created = {"type": "response.created", "sequence_number": 0, "response": {"id": "r", "model": "m1"}}
+    delta = {"type": "response.output_text.delta", "sequence_number": 6, "delta": "a"}
+    broken: Script = (
+        Head(),
+        Event(created, "response.created"),
+        Event(delta, "response.output_text.delta"),
+        EndChunks(),
+    )
+    async with open_engine(broken) as engine, serving(engine) as gateway:
+        answer = await gateway.ask(
+            json_request("/v1/responses", {"model": "m1", "input": "a", "stream": True})
+        )
+    assert answer.events is not None
+    last = answer.events.events[-1]
+    (example,) = blocks(section("reference/errors.md", "In a stream of `/v1/responses`"), "json")
+    shown, told = json.loads(example), json.loads(last.data)
+    assert last.name == "error"
+    assert list(told) == list(shown)
+    assert [told[key] for key in ("type", "code", "param", "sequence_number")] == [
+        shown[key] for key in ("type", "code", "param", "sequence_number")
+    ]
+
+
+async def test_a_receipt_can_be_checked_as_the_page_says() -> None:
+    async with open_engine(chat_stream("a", "b")) as engine, serving(engine) as gateway:
+        answer = await gateway.ask(chat_request(headers=(("x-gateway-receipt", "1"),)))
+        record = await gateway.settled()
+    assert answer.events is not None
+    data = [event.data for event in answer.events.events if event.data != "[DONE]"]
+    digest = hashlib.sha256("".join(f"{text}\n" for text in data).encode()).hexdigest()
+    (form,) = blocks(section(PAGE, "Receipts"), "text")
+    comment = form.strip().replace("<64 hexadecimal digits>", digest).replace("<number>", str(len(data)))
+    assert f"{comment}\n\ndata: [DONE]\n\n".encode() in answer.body
+    assert record.receipt == digest
+
+
+# What else the page tells -----------------------------------------------------------------------------------
+
+
+async def test_an_owner_is_told_the_listed_fields_and_can_cancel(nursery: trio.Nursery) -> None:
+    fields = column(PAGE, "One's own requests", "Field")
+    endless = (*chat_stream("a", finish=None, done=False, end=False), Hold())
+    async with open_engine(endless) as engine, serving(engine) as gateway:
+        with await gateway.connect() as client:
+            await client.send(chat_request())
+            with trio.fail_after(10):
+                await client.read_events(2)
+            (answer,) = client.answers
+            path = f"/v1/requests/{answer.header('x-request-id')}"
+            told = (await gateway.get(path)).json()
+            assert (list(told), told["state"]) == (fields, "running")
+            ended = (await gateway.fetch("DELETE", path)).json()
+            assert (list(ended), ended["state"], ended["outcome"]) == (fields, "ended", "client_cancelled")
+            with trio.fail_after(10):
+                await client.read_to_end()
+            assert answer.chat().errors[0]["code"] == "request_cancelled"
+
+
+async def test_a_list_that_an_engine_answers_to_rerank_comes_back_though_the_model_is_renamed() -> None:
+    scores = [{"index": 0, "score": 0.5}]
+    models = [{"id": "m1", "upstream": "org/m1"}]
+    async with open_engine((Json(scores),)) as engine, serving(engine, models=models) as gateway:
+        answer = await gateway.ask(
+            json_request("/v1/rerank", {"model": "m1", "query": "a", "documents": ["b"]})
+        )
+    assert (answer.status, json.loads(answer.body)) == (200, scores)
