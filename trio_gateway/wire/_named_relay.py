@@ -23,7 +23,7 @@ from ._relay import StreamShape
 from ._sse import Event, EventReader, receipt_comment, write_event
 
 _decode = msgspec.json.Decoder().decode
-_TYPE = re.compile(rb'"type"\s*:\s*"([\w.]+)"')
+_TYPE = re.compile(rb'"([\w.]+)"')
 _SEQUENCE = re.compile(rb'"sequence_number"\s*:\s*([0-9]{1,15})')
 
 
@@ -154,7 +154,13 @@ class NamedRelay:
         if name in grammar.failed:
             self.fault = _failure(data, self._shape.secrets)
             return False
-        read = self._rename or name in grammar.usage or name in grammar.perhaps or b'"error"' in data
+        read = (
+            not self.committed
+            or self._rename
+            or name in grammar.usage
+            or name in grammar.perhaps
+            or b'"error"' in data
+        )
         if read and not self._read(name, data):
             return False
         data = self._renamed(data) if self._rename and not self.over else data
@@ -231,7 +237,10 @@ class NamedRelay:
 
 def _name_of(data: bytes) -> bytes:
     """An event without a name carries it as its type."""
-    found = _TYPE.search(data)
+    try:
+        found = _TYPE.fullmatch(raw_members(data).get("type", b""))
+    except (ValueError, RecursionError):
+        return b""
     return found[1] if found else b""
 
 
