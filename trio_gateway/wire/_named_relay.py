@@ -16,7 +16,6 @@ from typing import Any, Final
 import msgspec
 
 from ..contract import Style
-from ..errors import EngineProtocolError
 from ._answers import EngineError, Usage, read_error, read_named_usage
 from ._json import join_members, may_hold_infinity, raw_members, with_finite_numbers
 from ._relay import StreamShape
@@ -218,18 +217,17 @@ class NamedRelay:
         return None if self._hash is None else self._hash.hexdigest()
 
     def _renamed(self, data: bytes) -> bytes:
-        try:
-            members = raw_members(data)
-            if (inner := members.get(self._grammar.holder)) is None or not inner.lstrip().startswith(b"{"):
-                return data
-            held = raw_members(inner)
-            if "model" in held and _decode(held["model"]) == self._shape.upstream_model:
-                held["model"] = msgspec.json.encode(self._shape.public_model)
-                members[self._grammar.holder] = join_members(held)
-                return join_members(members)
-        except (ValueError, RecursionError, EngineProtocolError):
-            self._malformed("an event is not valid JSON")
-        return data
+        """Put the public name into an event that was read before, so that it is JSON."""
+        members = raw_members(data)
+        inner = members.get(self._grammar.holder)
+        if inner is None or not inner.startswith(b"{"):
+            return data
+        held = raw_members(inner)
+        if "model" not in held or _decode(held["model"]) != self._shape.upstream_model:
+            return data
+        held["model"] = msgspec.json.encode(self._shape.public_model)
+        members[self._grammar.holder] = join_members(held)
+        return join_members(members)
 
     def _malformed(self, message: str) -> None:
         self.fault = EngineError(502, message, code="engine_protocol_error")
