@@ -1,15 +1,16 @@
-"""Form bodies (RFC 7578), read as far as the gateway acts on them. Sans-IO, by python-multipart.
+"""Form bodies (RFC 7578), read as far as the gateway acts on them. Sans-IO.
 
-The body passes to the engine as it came, but for the model's name; so what this
-reads must be what any other reader would: a repeated ``model`` is refused.
+The body passes to the engine as it came, but for the model's name. So whatever
+two readers of forms could take differently is refused here, before the engine's
+reader has an opinion: a boundary that stands anywhere else, line ends other than
+CRLF, names told twice or in a second spelling, text before or behind the form.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from ..contract import Form
 from ..errors import Problem, Refused
@@ -18,55 +19,26 @@ MAX_PARTS: Final = 64
 MAX_HEADER_BYTES: Final = 4096
 MAX_NAME_BYTES: Final = 512
 
+_TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]++"
+# A backslash before a quote ends the text for some readers, and does not for others.
+_TEXT: Final = rb'"(?:[^"\\\x00-\x1f\x7f]|\\(?!"))*+"'
+_PARAMETER: Final = rb"[ \t]*+;[ \t]*+(" + _TOKEN + rb")=(" + _TOKEN + rb"|" + _TEXT + rb")"
+_PARAMETERS = re.compile(_PARAMETER)
+_KIND = re.compile(rb"multipart/form-data((?:" + _PARAMETER + rb")++)[ \t]*+", re.IGNORECASE)
+_DISPOSITION = re.compile(rb"form-data((?:" + _PARAMETER + rb")++)[ \t]*+", re.IGNORECASE)
+_FIELD: Final = rb"\r\n(" + _TOKEN + rb"):[ \t]*+([^\x00-\x08\x0a-\x1f\x7f]*+)"
+_FIELDS = re.compile(_FIELD)
+_HEAD = re.compile(rb"(?:" + _FIELD + rb")++")
+_PLAIN_CODINGS: Final = (b"7bit", b"8bit", b"binary")
 
-class _Parts:
-    """Where each part's value stands, as python-multipart calls back."""
 
-    def __init__(self) -> None:
-        self.spans: dict[str, list[tuple[int, int]]] = {}
-        self.count = 0
-        self.whole = False
-        self._field = b""
-        self._value = b""
-        self._name = ""
-        self._start: int | None = None
-        self._end = 0
+class _Part(NamedTuple):
+    """One part: its field's name, whether it is a file, and where its value stands."""
 
-    def begin(self) -> None:
-        self.count += 1
-        if self.count > MAX_PARTS:
-            raise _malformed(f"more than {MAX_PARTS} parts")
-        self._name, self._start = "", None
-
-    def header_field(self, data: bytes, start: int, end: int) -> None:
-        self._field += data[start:end]
-        self._check_header()
-
-    def header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-        self._check_header()
-
-    def header_end(self) -> None:
-        if self._field.lower() == b"content-disposition":
-            _, options = parse_options_header(self._value)
-            self._name = options.get(b"name", b"").decode("utf-8", "replace")
-        self._field = self._value = b""
-
-    def data(self, data: bytes, start: int, end: int) -> None:
-        if self._start is None:
-            self._start = start
-        self._end = end
-
-    def end(self) -> None:
-        start = self._end if self._start is None else self._start
-        self.spans.setdefault(self._name, []).append((start, self._end if self._start is not None else start))
-
-    def finish(self) -> None:
-        self.whole = True
-
-    def _check_header(self) -> None:
-        if len(self._field) + len(self._value) > MAX_HEADER_BYTES:
-            raise _malformed("a part's header is too long")
+    name: str
+    is_file: bool
+    start: int
+    end: int
 
 
 def read_form(body: bytes, content_type: bytes) -> tuple[Form, str, dict[str, bytes]]:
@@ -78,44 +50,21 @@ def read_form(body: bytes, content_type: bytes) -> tuple[Form, str, dict[str, by
     Raises:
         Refused: malformed, or without exactly one ``model``.
     """
-    kind, options = parse_options_header(content_type)
-    boundary = options.get(b"boundary", b"")
-    if kind != b"multipart/form-data" or not 0 < len(boundary) <= 70:
-        raise _malformed("the form has no boundary")
-    parts = _Parts()
-    parser = MultipartParser(
-        boundary,
-        {
-            "on_part_begin": parts.begin,
-            "on_part_data": parts.data,
-            "on_part_end": parts.end,
-            "on_header_field": parts.header_field,
-            "on_header_value": parts.header_value,
-            "on_header_end": parts.header_end,
-            "on_end": parts.finish,
-        },
-    )
-    try:
-        parser.write(body)
-        parser.finalize()
-    except FormParserError:
-        raise _malformed("the form is malformed") from None
-    if not parts.whole:
-        raise _malformed("the form is cut")
-    spans = parts.spans.get("model", [])
-    if len(spans) != 1:
+    parts = list(_parts(body, b"--" + _boundary(content_type)))
+    models = [part for part in parts if part.name == "model"]
+    if len(models) != 1:
         raise Refused(Problem.of("missing_field", "'model' has to be there once", param="model"))
-    start, end = spans[0]
-    if not 0 < end - start <= MAX_NAME_BYTES:
+    start, end = models[0].start, models[0].end
+    if models[0].is_file or not 0 < end - start <= MAX_NAME_BYTES:
         raise Refused(Problem.of("invalid_value", "'model' is not a name", param="model"))
     try:
         model = body[start:end].decode()
     except UnicodeDecodeError:
         raise Refused(Problem.of("invalid_value", "'model' is not UTF-8", param="model")) from None
-    fields = {
-        name: body[first:last] if last - first <= MAX_NAME_BYTES else b""
-        for name, ((first, last), *_) in parts.spans.items()
-    }
+    fields: dict[str, bytes] = {}
+    for part in parts:
+        short = part.end - part.start <= MAX_NAME_BYTES
+        fields.setdefault(part.name, body[part.start : part.end] if short else b"")
     return Form(body, content_type, (start, end)), model, fields
 
 
@@ -123,6 +72,64 @@ def with_model(form: Form, model: str) -> bytes:
     """Write the form with another model name in its place; every other byte stays."""
     start, end = form.model
     return form.body[:start] + model.encode() + form.body[end:]
+
+
+def _boundary(content_type: bytes) -> bytes:
+    found = _KIND.fullmatch(content_type.strip())
+    boundary = _parameters(found[1], b"boundary").get(b"boundary", b"") if found else b""
+    if not 0 < len(boundary) <= 70:
+        raise _malformed("the form has no boundary")
+    return boundary
+
+
+def _parts(body: bytes, delimiter: bytes) -> Iterator[_Part]:
+    """Cut a form at its delimiter lines (RFC 2046, 5.1.1)."""
+    if not body.startswith(delimiter):
+        raise _malformed("the form does not begin with its boundary")
+    count, at = 1, len(delimiter)
+    while body.startswith(b"\r\n", at):
+        if count > MAX_PARTS:
+            raise _malformed(f"more than {MAX_PARTS} parts")
+        end = body.find(b"\r\n" + delimiter, at)
+        blank = body.find(b"\r\n\r\n", at, at + MAX_HEADER_BYTES + 4)
+        if end < 0:
+            raise _malformed("the form is cut")
+        if blank < 0 or blank + 4 > end:
+            raise _malformed("a part's header has no end, or is too long")
+        yield _part(body[at:blank], blank + 4, end)
+        count, at = count + 1, end + 2 + len(delimiter)
+    if body[at:] not in (b"--", b"--\r\n"):
+        raise _malformed("the form is cut, or something stands behind it")
+    if body.count(delimiter) != count:
+        raise _malformed("the boundary stands inside a part")
+
+
+def _part(head: bytes, start: int, end: int) -> _Part:
+    """Read a part's head; each of its lines has its CRLF in front."""
+    if _HEAD.fullmatch(head) is None:
+        raise _malformed("a part's header is malformed")
+    fields = [(name.lower(), value) for name, value in _FIELDS.findall(head)]
+    dispositions = [value for name, value in fields if name == b"content-disposition"]
+    found = _DISPOSITION.fullmatch(dispositions[0]) if len(dispositions) == 1 else None
+    if found is None:
+        raise _malformed("a part has no clear Content-Disposition")
+    parameters = _parameters(found[1], b"name")
+    if b"name" not in parameters:
+        raise _malformed("a part has no name")
+    codings = {value.strip().lower() for name, value in fields if name == b"content-transfer-encoding"}
+    if not codings <= set(_PLAIN_CODINGS):
+        raise _malformed("a part is coded")
+    is_file = any(name.startswith(b"filename") for name in parameters)
+    return _Part(parameters[b"name"].decode("utf-8", "replace"), is_file, start, end)
+
+
+def _parameters(text: bytes, wanted: bytes) -> dict[bytes, bytes]:
+    """Read parameters; none may be told twice, nor the wanted one in the second spelling of RFC 2231."""
+    found = _PARAMETERS.findall(text)
+    parameters = {name.lower(): value.removeprefix(b'"').removesuffix(b'"') for name, value in found}
+    if len(parameters) < len(found) or any(name.startswith(wanted + b"*") for name in parameters):
+        raise _malformed("a form's parameter is told twice")
+    return parameters
 
 
 def _malformed(message: str) -> Refused:

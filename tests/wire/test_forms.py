@@ -1,0 +1,185 @@
+"""Form bodies: one model, read as anybody would read it, and every other byte left alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trio_gateway.errors import Problem, Refused
+from trio_gateway.wire._multipart import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_PARTS, read_form, with_model
+from trio_gateway.wire._requests import read_form_body
+
+TYPE = b"multipart/form-data; boundary=b0undary"
+
+
+def part(name: str, value: bytes, more: str = "") -> bytes:
+    return (
+        f'--b0undary\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'.encode()
+        + value
+        + b"\r\n"
+    )
+
+
+def form(*parts: bytes) -> bytes:
+    return b"".join(parts) + b"--b0undary--\r\n"
+
+
+MODEL = part("model", b"org/m")
+AUDIO = part("file", b"\x00RIFF\r\n\xff", '; filename="a.wav"\r\nContent-Type: audio/wav')
+
+
+def refusal(body: bytes, content_type: bytes = TYPE) -> Problem:
+    with pytest.raises(Refused) as refused:
+        read_form_body(body, content_type)
+    problem = refused.value.problem
+    assert problem.status == 400
+    return problem
+
+
+def test_a_form_is_read_as_far_as_the_gateway_acts_on_it() -> None:
+    body = form(AUDIO, MODEL, part("language", b"de"))
+    found, model, fields = read_form(body, TYPE)
+    assert model == "org/m"
+    assert body[slice(*found.model)] == b"org/m"
+    assert (found.body, found.content_type) == (body, TYPE)
+    assert fields == {"file": b"\x00RIFF\r\n\xff", "model": b"org/m", "language": b"de"}
+
+    read = read_form_body(body, TYPE)
+    assert (read.model, read.stream, read.n, read.choices, read.tokens) == ("org/m", False, 1, 0, None)
+    assert (read.form, read.members) == (found, fields)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "file", "prompt"]), st.binary(max_size=20)), max_size=4),
+    st.integers(0, 4),
+    st.sampled_from(["m", "org/m", "\u00e9"]),
+    st.sampled_from(["public", "", "\u00fc"]),
+)
+def test_another_name_changes_no_other_byte(
+    others: list[tuple[str, bytes]], at: int, model: str, public: str
+) -> None:
+    parts = [part(name, value) for name, value in others if b"--b0undary" not in value]
+    at = min(at, len(parts))
+    body = form(*parts[:at], part("model", model.encode()), *parts[at:])
+    found, name, _ = read_form(body, TYPE)
+    assert name == model
+    assert with_model(found, public) == form(*parts[:at], part("model", public.encode()), *parts[at:])
+    assert with_model(found, model) == body
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        b"multipart/form-data; charset=utf-8; boundary=b0undary",
+        b'multipart/form-data; boundary="b0undary"',
+        b"Multipart/Form-Data; Boundary=b0undary",
+    ],
+)
+def test_a_boundary_is_found_in_every_spelling(content_type: bytes) -> None:
+    assert read_form(form(MODEL), content_type)[1] == "org/m"
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        b"",
+        b"multipart/form-data",
+        b"multipart/form-data; boundary=",
+        b"multipart/form-data; boundary=" + b"x" * 71,
+        b"multipart/mixed; boundary=b0undary",
+        b"application/json",
+    ],
+)
+def test_without_a_boundary_there_is_no_form(content_type: bytes) -> None:
+    problem = refusal(form(MODEL), content_type)
+    assert (problem.code, problem.message) == ("invalid_value", "the form has no boundary")
+
+
+@pytest.mark.parametrize("boundary", [b"b", b"x" * 70])
+def test_a_boundary_has_up_to_70_characters(boundary: bytes) -> None:
+    body = form(MODEL).replace(b"b0undary", boundary)
+    assert read_form(body, b"multipart/form-data; boundary=" + boundary)[1] == "org/m"
+
+
+@pytest.mark.parametrize(
+    ("parts", "code", "param"),
+    [
+        ([AUDIO], "missing_field", "model"),
+        ([MODEL, MODEL], "missing_field", "model"),
+        ([MODEL, part("model", b"")], "missing_field", "model"),
+        ([part("Model", b"m")], "missing_field", "model"),
+        ([part("model", b"")], "invalid_value", "model"),
+        ([part("model", b"m" * (MAX_NAME_BYTES + 1))], "invalid_value", "model"),
+        ([part("model", b"\xff")], "invalid_value", "model"),
+        ([MODEL, part("stream", b"true")], "invalid_value", "stream"),
+        ([MODEL, part("stream", b" TRUE ")], "invalid_value", "stream"),
+        ([MODEL, part("stream", b"1")], "invalid_value", "stream"),
+    ],
+)
+def test_a_form_has_one_model_and_no_stream(parts: list[bytes], code: str, param: str) -> None:
+    problem = refusal(form(*parts))
+    assert (problem.code, problem.param) == (code, param)
+
+
+@pytest.mark.parametrize("value", [b"false", b"0", b"", b"no"])
+def test_a_form_may_say_that_it_wants_no_stream(value: bytes) -> None:
+    assert not read_form_body(form(MODEL, part("stream", value)), TYPE).stream
+
+
+def test_long_values_are_left_out() -> None:
+    fields = read_form(
+        form(MODEL, part("a", b"x" * MAX_NAME_BYTES), part("b", b"x" * (MAX_NAME_BYTES + 1))), TYPE
+    )[2]
+    assert (len(fields["a"]), fields["b"]) == (MAX_NAME_BYTES, b"")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"--b0undary",
+        b"--b0undary--\r\n",
+        form(MODEL)[:-4],
+        form(MODEL)[:40],
+        b"x" + form(MODEL),
+        form(MODEL).replace(b"\r\n", b"\n"),
+        form(MODEL).replace(b"Content-Disposition:", b"Content Disposition:"),
+        form(MODEL).replace(b"--b0undary--", b"--b0undary-x"),
+        b'{"model": "org/m"}',
+    ],
+)
+def test_a_broken_form_is_refused(body: bytes) -> None:
+    problem = refusal(body)
+    assert problem.code in ("invalid_value", "missing_field")
+    assert "org" not in problem.message
+
+
+def test_the_number_of_parts_is_bounded() -> None:
+    parts = [part(f"f{number}", b"x") for number in range(MAX_PARTS)]
+    assert read_form(form(MODEL, *parts[1:]), TYPE)[1] == "org/m"
+    assert refusal(form(MODEL, *parts)).message == f"more than {MAX_PARTS} parts"
+
+
+def test_the_headers_of_a_part_are_bounded() -> None:
+    room = MAX_HEADER_BYTES - len("X-A")
+    for size, long in ((room, False), (room + 1, True)):
+        body = form(MODEL, part("a", b"", "\r\nX-A: " + "x" * size))
+        if long:
+            assert refusal(body).message == "a part's header is too long"
+        else:
+            assert read_form(body, TYPE)[1] == "org/m"
+    assert (
+        refusal(form(MODEL, part("a", b"", "\r\n" + "x" * 5000 + ": y"))).message
+        == "a part's header is too long"
+    )
+
+
+@given(st.binary(max_size=80), st.binary(max_size=40))
+def test_any_bytes_are_read_or_refused(noise: bytes, more: bytes) -> None:
+    for body in (noise, form(MODEL)[: len(noise)] + more, form(MODEL, part("a", noise)) + more):
+        for content_type in (TYPE, b"multipart/form-data; " + more):
+            try:
+                read_form_body(body, content_type)
+            except Refused as refused:
+                assert refused.problem.status == 400  # noqa: PT017
