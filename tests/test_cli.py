@@ -155,4 +155,5 @@ async def test_a_log_that_nobody_reads_any_more_does_not_stop_serving(tmp_path: 
             assert await process.wait() == 0
     finally:
         process.kill()
-        await process.wait()
+        with trio.move_on_after(5, shield=True):
+            await process.wait()

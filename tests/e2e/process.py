@@ -59,17 +59,14 @@ class GatewayProcess:
                     return line
             await self._news.wait()
 
-    async def read_log(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Read the log to its end; started with its first line."""
+    async def read_log(self) -> None:
+        """Read the log to its end."""
         assert self.process.stdout is not None
         rest = b""
         async with self.process.stdout as stream:
             async for data in stream:
                 *whole, rest = (rest + data).split(b"\n")
                 self.lines += map(json.loads, whole)
-                if self.lines:
-                    task_status.started()
-                    task_status = trio.TASK_STATUS_IGNORED
                 self._news.set()
                 self._news = trio.Event()
 
@@ -91,8 +88,9 @@ async def process_serving(
     running = GatewayProcess(process)
     try:
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(running.read_log)
             with trio.fail_after(START_LIMIT):
-                await nursery.start(running.read_log)
+                await running.logged("listening")
             yield running
             process.kill()  # without effect if it ended itself
     finally:

@@ -254,7 +254,8 @@ async def serving(
             await until(lambda: open_descriptors() == before)
     finally:
         trio.lowlevel.remove_instrument(auditor)
-        await trio.to_thread.run_sync(writer.close)
+        with trio.move_on_after(LIMIT, shield=True):
+            await trio.to_thread.run_sync(writer.close)
     assert running.may_report_bugs or not running.logged("bug")
 
 

@@ -117,6 +117,7 @@ async def test_what_a_stopped_watch_would_say_is_not_said_of_the_next_owner_of_t
             pass
         with Hangup(watch, number) as new:
             old.stop()  # again, late
+            await trio.lowlevel.checkpoint()
             assert len(watch) == 1
             assert not new.gone
     assert len(watch) == 0
