@@ -226,7 +226,8 @@ def asks_beside_another(request: bytes) -> Asking:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(gateway.ask, chat_request(headers=SOON_OVER))
             await gateway.until(lambda: gateway.held == 1)
-            return await gateway.ask(request)
+            answers = [await gateway.ask(request)]
+        return answers[0]
 
     return ask
 
@@ -238,7 +239,8 @@ def asks_behind_a_waiter(request: bytes) -> Asking:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(asks_beside_another(chat_request(headers=SOON_OVER)), gateway)
             await gateway.queued(1)
-            return await gateway.ask(request)
+            answers = [await gateway.ask(request)]
+        return answers[0]
 
     return ask
 
