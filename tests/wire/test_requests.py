@@ -13,8 +13,15 @@ from tests.wire.grammar import json_objects
 from trio_gateway.contract import (
     CHAT,
     COMPLETIONS,
+    COUNT_TOKENS,
+    DETOKENIZE,
     EMBEDDINGS,
+    MESSAGES,
     OPERATIONS,
+    RERANK,
+    RESPONSES,
+    SCORE,
+    TOKENIZE,
     Dialect,
     InternalRequest,
     Operation,
@@ -30,8 +37,21 @@ from trio_gateway.wire._requests import (
     read_body,
 )
 
-MESSAGES = '"messages": [{"role": "user", "content": "hi"}]'
-INPUTS = {CHAT: MESSAGES, COMPLETIONS: '"prompt": "hi"', EMBEDDINGS: '"input": "hi"'}
+TALK = '"messages": [{"role": "user", "content": "hi"}]'
+INPUTS = {
+    CHAT: TALK,
+    COMPLETIONS: '"prompt": "hi"',
+    EMBEDDINGS: '"input": "hi"',
+    RESPONSES: '"input": "hi"',
+    MESSAGES: TALK,
+    COUNT_TOKENS: TALK,
+    RERANK: '"query": "hi", "documents": ["a"]',
+    SCORE: '"text_1": "a", "text_2": "b"',
+    TOKENIZE: '"prompt": "hi"',
+    DETOKENIZE: '"tokens": [1]',
+}
+JSON_OPERATIONS = [operation for operation in OPERATIONS if not operation.multipart]
+named = pytest.mark.parametrize("operation", JSON_OPERATIONS, ids=lambda operation: operation.name)
 
 
 def body_of(operation: Operation, *fields: str) -> bytes:
@@ -142,7 +162,7 @@ def test_a_right_value_is_taken(field: str, good: list[str]) -> None:
         assert read(body_of(CHAT, f'"{field}": {text}')).members[field] == text.encode()
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
+@named
 def test_without_a_model_or_something_to_do_there_is_nothing_to_do(operation: Operation) -> None:
     for text in ("{" + INPUTS[operation] + "}", "{" + INPUTS[operation] + ', "model": null}'):
         problem = refusal(text.encode(), operation)
@@ -166,11 +186,34 @@ def test_the_model_is_judged_by_itself() -> None:
         assert (refused.value.problem.code, refused.value.problem.param) == ("invalid_value", "model")
 
 
-def test_only_what_streams_can_be_asked_for_as_a_stream() -> None:
-    assert read(body_of(COMPLETIONS, '"stream": true'), COMPLETIONS).stream
-    assert not read(body_of(EMBEDDINGS, '"stream": false'), EMBEDDINGS).stream
-    problem = refusal(body_of(EMBEDDINGS, '"stream": true'), EMBEDDINGS)
-    assert (problem.code, problem.param) == ("invalid_value", "stream")
+@named
+def test_only_what_streams_can_be_asked_for_as_a_stream(operation: Operation) -> None:
+    assert not read(body_of(operation, '"stream": false'), operation).stream
+    if operation in (CHAT, COMPLETIONS, RESPONSES, MESSAGES):
+        assert read(body_of(operation, '"stream": true'), operation).stream
+    else:
+        problem = refusal(body_of(operation, '"stream": true'), operation)
+        assert (problem.code, problem.param) == ("invalid_value", "stream")
+
+
+@pytest.mark.parametrize(
+    ("operation", "fields", "tokens"),
+    [
+        (CHAT, "", None),
+        (CHAT, '"max_tokens": 5', 5),
+        (CHAT, '"max_completion_tokens": 7', 7),
+        (CHAT, '"max_tokens": 5, "max_completion_tokens": 7', 7),
+        (CHAT, '"max_output_tokens": 5', None),
+        (COMPLETIONS, '"max_tokens": 5, "max_completion_tokens": 7', 5),
+        (MESSAGES, '"max_tokens": 5', 5),
+        (RESPONSES, '"max_output_tokens": 9, "max_tokens": 5', 9),
+        (RESPONSES, '"max_tokens": 5', None),
+    ],
+)
+def test_the_bound_of_the_output_is_read_where_the_operation_names_it(
+    operation: Operation, fields: str, tokens: int | None
+) -> None:
+    assert read(body_of(operation, *([fields] if fields else [])), operation).tokens == tokens
 
 
 # Something to do --------------------------------------------------------------------------------------------
@@ -180,6 +223,38 @@ def test_only_what_streams_can_be_asked_for_as_a_stream() -> None:
 def test_messages_are_objects_in_an_array(messages: str) -> None:
     problem = refusal(f'{{"model": "m", "messages": {messages}}}'.encode())
     assert (problem.code, problem.param) == ("invalid_value", "messages")
+
+
+@pytest.mark.parametrize("operation", [MESSAGES, COUNT_TOKENS], ids=lambda o: o.name)
+def test_anthropic_s_messages_are_objects_in_an_array_too(operation: Operation) -> None:
+    problem = refusal(b'{"model": "m", "messages": "hi"}', operation)
+    assert (problem.code, problem.param) == ("invalid_value", "messages")
+
+
+@pytest.mark.parametrize("given_input", ["[]", "1", "{}", "true"])
+def test_the_input_of_a_response_is_text_or_items(given_input: str) -> None:
+    problem = refusal(f'{{"model": "m", "input": {given_input}}}'.encode(), RESPONSES)
+    assert (problem.code, problem.param) == ("invalid_value", "input")
+    assert read(b'{"model": "m", "input": [{"role": "user"}]}', RESPONSES).choices == 0
+
+
+@pytest.mark.parametrize(
+    ("operation", "field"),
+    [
+        (RESPONSES, "prompt"),
+        (RESPONSES, "previous_response_id"),
+        (SCORE, "queries"),
+        (SCORE, "query"),
+        (SCORE, "data_1"),
+        (TOKENIZE, "messages"),
+        (TOKENIZE, "content"),
+        (TOKENIZE, "text"),
+    ],
+)
+def test_some_operations_have_other_words_for_what_is_to_do(operation: Operation, field: str) -> None:
+    assert read(f'{{"model": "m", "{field}": "x"}}'.encode(), operation).model == "m"
+    problem = refusal(f'{{"model": "m", "{field}": null}}'.encode(), operation)
+    assert (problem.code, problem.param) == ("missing_field", operation.input)
 
 
 PROMPTS = {
@@ -229,7 +304,7 @@ FULL = Dialect("full", True, None, "rid", True, False, 0.5, frozenset({"priority
 ATTEMPT = "0" * 32 + "-01"
 
 
-def internal(body: bytes, operation: Operation = CHAT, upstream: str = "m") -> InternalRequest:
+def internal(body: bytes, operation: Operation = CHAT, upstream: str = "m", **others: Any) -> InternalRequest:
     found = read(body, operation)
     return InternalRequest(
         exchange_id="0" * 32,
@@ -248,11 +323,13 @@ def internal(body: bytes, operation: Operation = CHAT, upstream: str = "m") -> I
         wants_running_usage=found.wants_running_usage,
         arrived=0.0,
         deadline=1.0,
+        **others,
     )
 
 
-def sent(body: bytes, dialect: Dialect = PLAIN, upstream: str = "m") -> dict[str, bytes]:
-    return raw_members(internal_body(internal(body, upstream=upstream), dialect, ATTEMPT, "salt"))
+def sent(body: bytes, dialect: Dialect = PLAIN, upstream: str = "m", **others: Any) -> dict[str, bytes]:
+    request = internal(body, upstream=upstream, **others)
+    return raw_members(internal_body(request, dialect, ATTEMPT, "salt"))
 
 
 @given(json_objects(keys=st.text(min_size=1, max_size=5).map("x_{}".format)), st.booleans())
@@ -308,6 +385,46 @@ def test_usage_is_always_asked_of_a_stream(options: str | None, expected: dict[s
     assert options_of(sent(body)) == expected
     assert options_of(sent(body, FULL)) == expected | {"continuous_usage_stats": True}
     assert "stream_options" not in sent(body_of(CHAT))
+
+
+@pytest.mark.parametrize("operation", [MESSAGES, RESPONSES, EMBEDDINGS], ids=lambda o: o.name)
+def test_usage_is_not_asked_where_it_comes_anyway(operation: Operation) -> None:
+    body = body_of(operation, '"stream": true') if operation.streams else body_of(operation)
+    assert "stream_options" not in sent(body, FULL, operation=operation)
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "field"),
+    [
+        (CHAT, "vllm", "max_tokens"),
+        (CHAT, "openai", "max_completion_tokens"),
+        (COMPLETIONS, "openai", "max_tokens"),
+        (MESSAGES, "vllm", "max_tokens"),
+        (RESPONSES, "vllm", "max_output_tokens"),
+        (EMBEDDINGS, "vllm", None),
+        (TOKENIZE, "vllm", None),
+    ],
+)
+def test_the_model_s_bound_stands_in_the_operation_s_own_field(
+    operation: Operation, kind: str, field: str | None
+) -> None:
+    dialect = Dialect(kind, False, None, None, False, False, 0.5, frozenset())
+    bounded = sent(body_of(operation), dialect, operation=operation, output_limit=77)
+    free = sent(body_of(operation), dialect, operation=operation)
+    assert bounded == free | ({field: b"77"} if field else {})
+
+
+def test_defaults_fill_only_what_the_caller_left_open() -> None:
+    defaults = {"temperature": b"0.70", "top_p": b"1e0", "seed": b"1"}
+    body = body_of(CHAT, '"top_p": null', '"seed": 0')
+    members = sent(body, defaults=defaults)
+    assert (members["temperature"], members["top_p"], members["seed"]) == (b"0.70", b"1e0", b"0")
+
+
+def test_an_alias_becomes_the_engine_s_name_however_it_is_spelt() -> None:
+    body = ('{"model": "\\u006d", ' + TALK + "}").encode()
+    assert sent(body)["model"] == b'"\\u006d"'
+    assert sent(body, upstream="org/m")["model"] == b'"org/m"'
 
 
 def test_our_identity_replaces_whatever_the_caller_sent() -> None:
