@@ -390,10 +390,9 @@ async def test_a_request_that_came_through_this_gateway_before_is_a_loop() -> No
 
 
 async def test_gateways_may_stand_behind_each_other() -> None:
-    async with (
-        open_engine() as engine,
-        serving(engine) as inner,
-        serving(inner.gateway.addresses[0]) as outer,
-    ):
-        assert (await outer.ask(chat_request())).chat().text == "ok"
-        assert (await outer.ask(chat_request(stream=False))).status == 200
+    async with open_engine() as engine, serving(engine) as inner:
+        await inner.ask(chat_request())
+        await inner.settled()  # so that the connection to the engine is there before the outer one counts
+        async with serving(inner.gateway.addresses[0]) as outer:
+            assert (await outer.ask(chat_request())).chat().text == "ok"
+            assert (await outer.ask(chat_request(stream=False))).status == 200

@@ -323,8 +323,8 @@ class Attempt:
     def _commit(self, worker: Worker, now: float) -> None:
         self._output_due = math.inf
         self._parts.fleet.output(worker, self._request.model)
+        self._tally.commit(now)  # first, so that the head is not noted as later than its content
         self._delivery.begin()
-        self._tally.commit(now)
         self._poke()
 
     async def _read_tail(self, answer: EngineAnswer) -> None:

@@ -78,9 +78,10 @@ class Tally:
         self.receipt: str | None = None
 
     def begin(self, now: float, status: int) -> None:
-        """The head of an answer goes out."""
-        self.headers = now
-        self.status = status
+        """The head of an answer goes out. Idempotent."""
+        if self.headers is None:
+            self.headers = now
+            self.status = status
 
     def commit(self, now: float) -> None:
         """The first content goes out."""
