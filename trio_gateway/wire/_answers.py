@@ -146,8 +146,6 @@ def judge_answer(
 def _judge_named(body: bytes, style: Style, secrets: tuple[str, ...]) -> Usage | EngineError:
     """Judge an answer of the Responses or Messages API."""
     value = _any.decode(body)
-    if not isinstance(value, dict):
-        raise EngineProtocolError("the answer is not the JSON that was asked for")
     if style is Style.MESSAGES:
         if value.get("type") == "error":
             return read_error(body, None, secrets)
