@@ -10,6 +10,9 @@ import trio
 
 from ..contract import AnswerHead
 from ..errors import ClientGone, Problem
+from ..wire import HEARTBEAT
+
+ASK_EVERY: Final = 10.0  # seconds between two questions to a half-closed client
 
 
 @final
@@ -30,7 +33,7 @@ class RecordingClient:
         received: bytes of the body that the socket took.
         times: when it took some, Trio clock seconds, with how many.
         unacknowledged: bytes of those that its kernel does not confirm.
-        gone: it has left.
+        fin, gone: it has half-closed, it has left.
         was_cut: the gateway closed the connection without a proper end.
     """
 
@@ -41,6 +44,7 @@ class RecordingClient:
         self.received = bytearray()
         self.times: list[tuple[float, int]] = []
         self.unacknowledged = 0
+        self.fin = False
         self.gone = False
         self.was_cut = False
         self._room = room
@@ -60,6 +64,15 @@ class RecordingClient:
         while True:
             await trio.sleep(every)
             self.read(bytes_per_second * every)
+
+    def stop_reading(self) -> None:
+        """Let the socket take no more bytes, as when it is full."""
+        self._room = 0
+
+    def half_close(self) -> None:
+        """Send a FIN and go on reading: from now on the port asks whether somebody is there."""
+        self.fin = True
+        self._lot.unpark_all()
 
     def leave(self) -> None:
         """Reset the connection: nothing is taken any more. Idempotent."""
@@ -155,7 +168,16 @@ class RecordingClient:
         """See ClientPort."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self.gone:
-            await self._lot.park()
+            if self.fin:
+                self._ask()
+            with trio.move_on_after(ASK_EVERY if self.fin else math.inf):
+                await self._lot.park()
+
+    def _ask(self) -> None:
+        """Write a comment between two events, as ports do to find out."""
+        between = self.head is not None and self.head.length is None and self.received.endswith(b"\n\n")
+        if between and not self._pending and not self._ended:
+            self.push(HEARTBEAT)
 
     def _write(self) -> None:
         if self.gone or self.was_cut:
