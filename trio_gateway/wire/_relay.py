@@ -208,11 +208,13 @@ class StreamRelay:
             or data.count(_FINISH) != data.count(_NO_FINISH_YET)
         ):
             value = self._decode(data)
-            if value is None or self._is_fault(value, data) or not self._read_choices(value):
+            if value is None or self._is_fault(value, data):
                 return False
             usage_only = self._read_usage(value, data)
             if usage_only and not self._shape.wants_usage:
                 return True
+            if not self._read_choices(value):
+                return False
             data = self._without_usage(value, data, usage_only)
             output = any(map(_has_output, _choices_of(value)))
         if self._rename:
