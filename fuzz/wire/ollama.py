@@ -66,9 +66,9 @@ def _texts(stream: bytes) -> list[str]:
 
 
 def read_any(data: bytes) -> dict[str, Any] | None:
-    """The object that a record holds, by Python's own reader."""
+    """The object that a record holds, by Python's reader; what is no UTF-8 may stand where nobody looks."""
     try:
-        value = json.loads(data)
+        value = json.loads(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -94,10 +94,12 @@ _STREAMS: Final = (
     b'{"model":"m","message":{"role":"assistant","content":"a"},"done":false}\n'
     b'{"message":{"content":"b","thinking":"t"},"done":false}\n'
     b'{"message":{"content":""},"done":true,"done_reason":"stop","prompt_eval_count":3,"eval_count":2}\n',
-    b'{"message":{"content":"a","tool_calls":[{"function":{"name":"f","arguments":{"a":1e0,"b":"\\u00e9"}}}]}}\r\n'
+    b'{"message":{"content":"a","tool_calls":[{"function":{"name":"f","arguments":{"a":1e0,"b":"\\u00e9"}}}'
+    b"]}}\r\n"
     b'\r\n \n{"done":true}',
     b'{"message":{"content":"a"}}\n{"error":"sk-secret at 10.0.0.5:8000"}\n',
-    b'{"message":{"content":"a"},"logprobs":[{"token":"a","logprob":-Infinity}]}\n{"done":true,"done_reason":"load"}\n',
+    b'{"message":{"content":"a"},"logprobs":[{"token":"a","logprob":-Infinity}]}\n{"done":true,'
+    b'"done_reason":"load"}\n',
     b'{"done":true,"done_reason":"length"}\n{"message":{"content":"late"}}\n',
     b'{"object":"error","message":"m"}\n',
     b"not a record\n",
@@ -112,8 +114,11 @@ TARGET: Final = Target(
         for option, bound in ((0, 255), (10, 255), (24, 255), (0, 6))
     ),
     (
-        b'{"message":{"content":"a"}}\n', b'{"done":true}\n', b'"done_reason":"stop"', b'"thinking":"t"', b'"done":false',
-        b'"tool_calls":[{"function":{"name":"f","arguments":{}}}]', b'"arguments":"', b'"logprobs":[', b'"eval_count":1',
-        b'"error":"e"', b'"id":"c"', b"\n", b"\r\n", b"null", b"NaN", b"-Infinity", b"\\ud800", b"\\n", b"\xff", b" ",
+        b'{"message":{"content":"a"}}\n', b'{"done":true}\n', b'"done_reason":"stop"', b'"thinking":"t"',
+        b'"done":false',
+        b'"tool_calls":[{"function":{"name":"f","arguments":{}}}]', b'"arguments":"', b'"logprobs":[',
+        b'"eval_count":1',
+        b'"error":"e"', b'"id":"c"', b"\n", b"\r\n", b"null", b"NaN", b"-Infinity", b"\\ud800", b"\\n",
+        b"\xff", b" ",
     ),
 )  # fmt: skip
