@@ -36,6 +36,7 @@ from ._answers import error_event as error_event
 from ._client import Address as Address
 from ._client import RawClient as RawClient
 from ._client_answers import Answer as Answer
+from ._client_answers import AnswerReader as AnswerReader
 from ._client_answers import chat_request as chat_request
 from ._client_answers import http_request as http_request
 from ._client_answers import json_request as json_request
@@ -65,7 +66,10 @@ from ._llama import engine_command as engine_command
 from ._llama import missing_parts as missing_parts
 from ._llama import model_file as model_file
 from ._llama import read_announcement as read_announcement
+from ._messages import BodyReader as BodyReader
 from ._messages import MessageError as MessageError
+from ._messages import body_framing as body_framing
+from ._messages import parse_head as parse_head
 from ._ollama import NDJSON_HEADERS as NDJSON_HEADERS
 from ._ollama import ScriptedOllama as ScriptedOllama
 from ._ollama import encode_record as encode_record
