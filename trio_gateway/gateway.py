@@ -113,8 +113,9 @@ class Gateway:
         Raises:
             OSError: an address can not be had.
         """
-        listeners = await open_listeners(tuple(map(str, self.settings.server.bind)))
+        listeners: list[trio.SocketListener] = []
         try:
+            listeners += await open_listeners(tuple(map(str, self.settings.server.bind)))
             async with trio.open_nursery() as nursery:
                 for task in (self.watch.run, self.drain.run, self.admission.run, self._sweep):
                     nursery.start_soon(task)

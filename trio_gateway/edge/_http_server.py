@@ -6,6 +6,7 @@ when the last answer is out. A fault of one connection ends that connection.
 
 from __future__ import annotations
 
+import secrets
 import socket
 import ssl
 from collections.abc import Callable
@@ -309,7 +310,10 @@ class HttpServer:
             silence = min(silence, LINGER_SECONDS)
         give_up = trio.current_time() + silence
         while await self._begun(connection, give_up):
-            with trio.move_on_after(self._limits.head_timeout) as limit:
+            # A first head has what is left since the connection came, later ones since their first byte.
+            with trio.move_on_at(
+                give_up if first else trio.current_time() + self._limits.head_timeout
+            ) as limit:
                 while (raw := heads.next_head()) is None and len(heads):
                     data = await connection.receive()
                     if not data:
@@ -382,6 +386,8 @@ class HttpServer:
     ) -> None:
         body = problem_body(problem, None, anthropic)
         headers = [*problem_headers(problem), ("content-type", JSON)]
+        if all(name != "x-request-id" for name, _ in problem.headers):
+            headers.append(("x-request-id", secrets.token_hex(16)))  # of a head that nobody could read
         headers.append(("content-length", str(len(body))))
         if close or self._draining():
             headers.append(("connection", "close"))

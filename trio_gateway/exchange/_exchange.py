@@ -335,7 +335,8 @@ class Exchange:
                 if problem is None:
                     return
                 self.tally.status = problem.status
-                self._client.respond(problem, self._explain(ending) if self.accepted else None)
+                named = problem.but(headers=(*self._headers(), *problem.headers))
+                self._client.respond(named, self._explain(ending) if self.accepted else None)
             elif not self._client.ended:
                 if not self.request.stream or problem is None:
                     return  # half of an answer that can not be completed
