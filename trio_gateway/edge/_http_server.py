@@ -311,9 +311,8 @@ class HttpServer:
         give_up = trio.current_time() + silence
         while await self._begun(connection, give_up):
             # A first head has what is left since the connection came, later ones since their first byte.
-            with trio.move_on_at(
-                give_up if first else trio.current_time() + self._limits.head_timeout
-            ) as limit:
+            whole = give_up if first else trio.current_time() + self._limits.head_timeout
+            with trio.move_on_at(whole) as limit:
                 while (raw := heads.next_head()) is None and len(heads):
                     data = await connection.receive()
                     if not data:
