@@ -197,7 +197,8 @@ class Exchange:
 
     async def _watch_client(self) -> None:
         await self._client.wait_gone()
-        self.end(GONE)
+        if not self._client.finished:  # else it has what it came for, and only the engine's end is awaited
+            self.end(GONE)
 
     # -- attempts
 
