@@ -58,10 +58,18 @@ class TlsSocket:
         tls: the session.
     """
 
-    def __init__(self, sock: trio.socket.SocketType, trust: ssl.SSLContext, name: str | None) -> None:
+    def __init__(
+        self,
+        sock: trio.socket.SocketType,
+        trust: ssl.SSLContext,
+        name: str | None,
+        session: ssl.SSLSession | None,
+    ) -> None:
         self.sock: Final = sock
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls: Final = trust.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
+        self.tls: Final = trust.wrap_bio(
+            self._incoming, self._outgoing, server_hostname=name, session=session
+        )
         self.notified = False
 
     async def shake_hands(self) -> None:
@@ -104,6 +112,15 @@ class TlsSocket:
                 self.notified = not data
                 return data
 
+    def decrypt(self, sealed: bytes) -> bytes:
+        """Answer the plaintext of all records that are whole now."""
+        self._incoming.write(sealed)
+        opened = bytearray()
+        with suppress(ssl.SSLWantReadError):
+            while True:
+                opened += self.tls.read(64 * 1024)
+        return bytes(opened)
+
     def shutdown(self, how: int) -> None:
         """As a socket does, without ``close_notify``."""
         self.sock.shutdown(how)
@@ -141,6 +158,7 @@ class TlsClient(RawClient):
         trust: ssl.SSLContext,
         *,
         name: str | None = NAME,
+        session: ssl.SSLSession | None = None,
         receive_buffer: int | None = None,
     ) -> TlsClient:
         """Connect and agree on a session.
@@ -149,13 +167,25 @@ class TlsClient(RawClient):
             address: where the gateway listens.
             trust: context of a client.
             name: what is asked for by SNI and looked for in the certificate.
+            session: an earlier one, to be resumed.
             receive_buffer: as `RawClient.connect` takes it.
 
         Raises:
             ssl.SSLError: there is no session that both want.
         """
         plain = await RawClient.connect(address, receive_buffer=receive_buffer)
-        sock = TlsSocket(plain._socket, trust, name)
+        return await cls.over(plain, trust, name, session)
+
+    @classmethod
+    async def over(
+        cls,
+        plain: RawClient,
+        trust: ssl.SSLContext,
+        name: str | None = NAME,
+        session: ssl.SSLSession | None = None,
+    ) -> TlsClient:
+        """Agree on a session over a connection, which is the answer's from now on."""
+        sock = TlsSocket(plain._socket, trust, name, session)
         try:
             await sock.shake_hands()
         except BaseException:

@@ -206,6 +206,8 @@ class TlsConnection(Connection):
         if self._opened or self._session.ended:
             await trio.lowlevel.checkpoint()
         while not (self._opened or self._session.ended):
+            if self.hangup.gone:
+                raise ClientGone  # perhaps for what it sent, and then it waits for us
             self._take_in(await self._receive_raw(SEALED_READ))
         data, self._opened = self._opened, b""
         return data
