@@ -19,6 +19,7 @@ from trio_gateway.exchange._retry import (
     WRONG_TYPE,
     Failure,
     Way,
+    not_possible,
     of_error,
     of_transport,
     read_retry_after,
@@ -39,6 +40,7 @@ REASONS = {
     "malformed",
     "no_progress",
     "not_found",
+    "not_possible",
     "out_of_memory",
     "overloaded",
     "too_large",
@@ -176,6 +178,13 @@ def test_out_of_memory_is_not_retried_and_says_what_helps(status: int) -> None:
 def test_a_caller_s_mistake_that_speaks_of_memory_stays_one() -> None:
     failure = of_error(EngineError(400, "the prompt says: out of memory", out_of_memory=True))
     assert judged(failure) == (Way.NOWHERE, False, False, 400, "invalid_value")
+
+
+def test_what_one_kind_of_engine_can_not_be_asked_for_another_may_do() -> None:
+    problem = Problem.of("invalid_value", "no such thing here", param="n")
+    failure = not_possible(problem)
+    assert judged(failure) == (Way.ELSEWHERE, False, False, 400, "invalid_value")
+    assert failure.problem is problem
 
 
 # The words of what is passed on -----------------------------------------------------------------------------

@@ -16,7 +16,10 @@ from trio_gateway.contract import (
     EMBEDDINGS,
     MESSAGES,
     OPERATIONS,
+    RERANK,
     RESPONSES,
+    SCORE,
+    TOKENIZE,
     Operation,
 )
 from trio_gateway.errors import EngineProtocolError
@@ -442,6 +445,80 @@ def test_an_answer_that_the_engine_gave_up_is_no_answer(choices: list[Any], gave
     found = judge_answer(dumped({"choices": choices}), CHAT, len(choices))
     assert isinstance(found, EngineError)
     assert (found.status, found.gave_up) == (503 if gave_up else 500, gave_up)
+
+
+# Answers of other operations --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", [RERANK, SCORE], ids=lambda o: o.name)
+def test_a_list_of_scores_is_an_answer(operation: Operation) -> None:
+    assert judge_answer(b' [{"index": 0, "score": 0.5}]', operation, 0) is None
+    assert judge_answer(b'{"usage": {"prompt_tokens": 4}}', operation, 0) == Usage(prompt=4)
+    for body in (b"[1", b"[1] x", b"", b"7"):
+        with pytest.raises(EngineProtocolError):
+            judge_answer(body, operation, 0)
+
+
+def test_a_list_is_no_answer_elsewhere() -> None:
+    with pytest.raises(EngineProtocolError):
+        judge_answer(b"[]", TOKENIZE, 0)
+
+
+NAMED_USED = {"input_tokens": 3, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 1}}
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "usage"),
+    [
+        (RESPONSES, {"status": "completed", "error": None, "usage": NAMED_USED}, Usage(3, 1, 2)),
+        (RESPONSES, {"status": "incomplete"}, Usage()),
+        (MESSAGES, {"stop_reason": "end_turn", "usage": NAMED_USED}, Usage(3, 1, 2)),
+        (MESSAGES, {"stop_reason": "max_tokens", "usage": {"cache_read_input_tokens": 7}}, Usage(cached=7)),
+        (MESSAGES, {"stop_reason": "x", "usage": {"output_tokens": -1, "input_tokens": True}}, Usage()),
+        (MESSAGES, {"stop_reason": "x", "usage": {"output_tokens": 2**53 + 1}}, Usage()),
+        (MESSAGES, {"stop_reason": "x", "usage": [1]}, Usage()),
+    ],
+)
+def test_an_answer_of_a_named_kind_says_that_it_is_whole(
+    operation: Operation, body: Any, usage: Usage
+) -> None:
+    assert judge_answer(dumped(body), operation, 0) == usage
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        (RESPONSES, {"status": "in_progress"}),
+        (RESPONSES, {"status": "queued"}),
+        (MESSAGES, {"stop_reason": None}),
+        (MESSAGES, {}),
+        (MESSAGES, []),
+        (RESPONSES, "completed"),
+    ],
+)
+def test_an_answer_of_a_named_kind_that_does_not_is_none(operation: Operation, body: Any) -> None:
+    with pytest.raises(EngineProtocolError):
+        judge_answer(dumped(body), operation, 0)
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "error"),
+    [
+        (RESPONSES, {"status": "failed"}, EngineError(500)),
+        (RESPONSES, {"status": "cancelled"}, EngineError(500)),
+        (
+            RESPONSES,
+            {"status": "failed", "error": {"message": "m", "code": "x"}},
+            EngineError(500, "m", None, "x"),
+        ),
+        (MESSAGES, {"type": "error", "message": "m"}, EngineError(500, "m", "error")),
+        (MESSAGES, {"type": "error", "error": {"type": "t", "message": "m"}}, EngineError(500, "m", "t")),
+    ],
+)
+def test_an_answer_of_a_named_kind_may_be_an_error(
+    operation: Operation, body: Any, error: EngineError
+) -> None:
+    assert judge_answer(dumped(body), operation, 0) == error
 
 
 # Editing ----------------------------------------------------------------------------------------------------

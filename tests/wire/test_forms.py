@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trio_gateway.contract import TRANSCRIPTIONS, Dialect
 from trio_gateway.errors import Problem, Refused
+from trio_gateway.testing import make_request
 from trio_gateway.wire._multipart import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_PARTS, read_form, with_model
-from trio_gateway.wire._requests import read_form_body
+from trio_gateway.wire._requests import internal_body, read_form_body
 
 TYPE = b"multipart/form-data; boundary=b0undary"
 
@@ -66,6 +68,13 @@ def test_another_name_changes_no_other_byte(
     assert name == model
     assert with_model(found, public) == form(*parts[:at], part("model", public.encode()), *parts[at:])
     assert with_model(found, model) == body
+
+
+async def test_the_engine_gets_the_form_with_its_own_name_of_the_model() -> None:
+    body = form(AUDIO, MODEL)
+    request = make_request(operation=TRANSCRIPTIONS, form=read_form(body, TYPE)[0], upstream_model="whisper")
+    dialect = Dialect("vllm", True, None, "rid", True, False, 0.5, frozenset())
+    assert internal_body(request, dialect, "attempt", "salt") == form(AUDIO, part("model", b"whisper"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -581,6 +582,43 @@ def test_infinities_leave_as_numbers_before_and_after_the_commit() -> None:
         answer, relay = relayed(*pieces)
         assert answer == written * 2 + B
         assert relay.fault is None
+
+
+# Stray bytes, and events in two reads -----------------------------------------------------------------------
+
+
+def test_a_stray_carriage_return_ends_a_line_on_either_path() -> None:
+    broken = b'data: {"id":"x","choices":[],"a":"\r"}\n\n'
+    fast, _ = relayed(A, broken, B)
+    slow, _ = relayed(A, *bytewise(broken), B)
+    assert fast == slow == A + b'data: {"id":"x","choices":[],"a":"\n\n' + B
+
+
+@pytest.mark.parametrize("begun", [b"event: error\n", b"data: {\n", b": note\n", b"data: "])
+def test_what_looks_like_a_whole_event_may_be_the_rest_of_one(begun: bytes) -> None:
+    cut_up, one = relayed(A, begun, B, B)
+    whole, other = relayed(A + begun + B + B)
+    assert cut_up == whole
+    assert state(one) == state(other)
+
+
+# Receipts ---------------------------------------------------------------------------------------------------
+
+
+def test_a_receipt_covers_what_was_handed_out_and_stands_in_front_of_the_end() -> None:
+    like = StreamShape(1, False, False, UPSTREAM_MODEL, UPSTREAM_MODEL, ROOMY, (), True)
+    for pieces in ([ROLE, A, B * 3, STOP, USAGE, DONE], bytewise(ROLE + A + B * 3 + STOP + USAGE + DONE)):
+        answer, relay = relayed(*pieces, like=like)
+        sent = events_by_the_standard(answer)
+        digest = hashlib.sha256(b"".join(e.data + b"\n" for e in sent)).hexdigest()
+        assert (relay.receipt, len(sent)) == (digest, 6)
+        assert relay.closing == f": receipt sha256={digest} events=6\n\n".encode() + DONE
+        assert events_by_the_standard(relay.closing) == [Event(None, b"[DONE]")]
+
+
+def test_without_a_receipt_the_end_is_done_alone() -> None:
+    _, relay = relayed(A, STOP)
+    assert (relay.closing, relay.receipt, relay.sequence) == (DONE, None, 0)
 
 
 # Counting ---------------------------------------------------------------------------------------------------

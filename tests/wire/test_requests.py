@@ -427,6 +427,14 @@ def test_an_alias_becomes_the_engine_s_name_however_it_is_spelt() -> None:
     assert sent(body, upstream="org/m")["model"] == b'"org/m"'
 
 
+def test_an_engine_with_an_api_of_its_own_gets_its_own_body() -> None:
+    native = Dialect("ollama", False, None, None, False, False, 0.5, frozenset(), native_chat=True)
+    members = sent(body_of(CHAT, '"stream": true'), native, upstream="org/m")
+    assert (members["model"], "stream_options" in members) == (b'"org/m"', False)
+    prompt = body_of(COMPLETIONS)
+    assert sent(prompt, native, operation=COMPLETIONS) == sent(prompt, operation=COMPLETIONS)
+
+
 def test_our_identity_replaces_whatever_the_caller_sent() -> None:
     body = body_of(CHAT, '"rid": "theirs"', '"cache_salt": "theirs"')
     members = sent(body, FULL)
