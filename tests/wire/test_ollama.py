@@ -345,6 +345,11 @@ def test_a_count_that_is_missing_or_no_count_is_nought_for_the_client_and_unknow
     }
 
 
+def test_counts_that_the_last_record_does_not_repeat_stay() -> None:
+    _, relay = relayed(lines(record({"content": "a"}, prompt_eval_count=3, eval_count=1), ends()))
+    assert relay.usage == Usage(3, None, 1)
+
+
 def test_no_usage_is_made_up() -> None:
     out, relay = relayed(lines(A, ends()), like=shape(usage=True))
     assert relay.usage is None
@@ -394,6 +399,7 @@ def test_an_error_in_place_of_any_record_is_a_fault_after_what_came_before(befor
         (b'{"error":"m","message":"text","done":1}', 500, "m"),
         (b'{"object":"error","message":"m","code":400}', 400, "m"),
         (b'{"object":"error","message":"m"}', 500, "m"),
+        (b'{"object":"error","detail":"m"}', 500, "m"),
         (b'{"error":"m","done":true,"done_reason":"stop","message":{"content":"x"}}', 500, "m"),
     ],
 )
