@@ -277,6 +277,15 @@ async def test_fields_that_steer_ollama_itself_are_for_tenants_who_may(field: st
         assert (await engine.request()).json()[field] == STEERING[field]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_caller_can_not_make_ollama_answer_without_a_choice(path: str) -> None:
+    body = {"model": "m1", "messages": QUESTION, "prompt": "hi", "_debug_render_only": True}
+    async with open_engine(ScriptedOllama()) as engine, serving(engine, worker=OLLAMA) as gateway:
+        answer = await gateway.ask(json_request(path, body))
+        assert (answer.status, error_code(answer)) == (400, "field_not_allowed")
+        assert engine.statistics().requests == 0
+
+
 # How it fails -----------------------------------------------------------------------------------------------
 
 

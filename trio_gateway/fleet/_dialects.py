@@ -20,7 +20,8 @@ _SGLANG_FIELDS: Final = frozenset(
     }
 )  # fmt: skip
 _LLAMACPP_FIELDS: Final = frozenset({"id_slot", "sse_ping_interval", "response_fields", "lora"})
-_OLLAMA_FIELDS: Final = frozenset({"keep_alive", "options"})
+# The last makes it answer 200 with the prompt as it would be read, and no choice: a fault by the looks of it.
+_OLLAMA_FIELDS: Final = frozenset({"keep_alive", "options", "_debug_render_only"})
 
 DIALECTS: Final[dict[str, Dialect]] = {
     dialect.kind: dialect
