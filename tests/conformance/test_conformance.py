@@ -21,17 +21,36 @@ VARIABLE: Final = "TRIO_GATEWAY_CONFORMANCE"
 KINDS: Final = (
     "sse-framing",
     "sse-chunks",
+    "tool-calls",
+    "reasoning",
     "midstream-errors",
     "error-bodies",
     "status-mapping",
+    "retry-after",
     "retries",
     "client-disconnect",
-    "ndjson",
     "upstream-connection",
+    "encoding",
+    "headers",
+    "request-body",
+    "json",
+    "params",
+    "naming-paths",
+    "browser",
+    "heartbeat-idle",
     "deadlines",
+    "ndjson",
     "backpressure",
     "shutdown",
+    "network",
+    "secrets",
 )
+# What the runner cannot ask this gateway yet, and why; any other case that it cannot ask is a failure.
+NOT_ASKED: Final = {
+    "GW-189": "steers the resolver of the machine; tests of dialling use Trio's own hook",
+    "GW-190": "steers the resolver of the machine; tests of dialling use Trio's own hook",
+    "GW-198": "lists workers by an admin API that does not exist yet",
+}
 SLACK_MS: Final = 300  # added to the cases' upper time limits: test machines are busy
 
 
@@ -66,5 +85,10 @@ def play(kind: str, results: Path) -> tuple[list[dict[str, Any]], str]:
 def test_the_gateway_passes_every_case_of(kind: str, tmp_path: Path) -> None:
     results, output = play(kind, tmp_path / "results.jsonl")
     assert results, output
-    unpassed = {result["id"]: result["reasons"] for result in results if result["status"] != "passed"}
+    unpassed = {
+        result["id"]: result["reasons"]
+        for result in results
+        if result["status"] != "passed"
+        and not (result["status"] == "unsupported" and result["id"] in NOT_ASKED)
+    }
     assert not unpassed, f"{json.dumps(unpassed, indent=1)}\n{output}"
