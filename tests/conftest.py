@@ -13,6 +13,7 @@ from hypothesis import settings
 
 # A loaded machine is no reason to fail: how long an example takes is the bench's question.
 settings.register_profile("house", deadline=None)
+settings.register_profile("deep", deadline=None, max_examples=3000)  # --hypothesis-profile deep
 settings.load_profile("house")
 
 
