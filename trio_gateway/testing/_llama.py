@@ -49,13 +49,18 @@ def model_file() -> Path:
     raise LocalEngineError(f"no {MODEL_TITLE} file; {HOW_TO_INSTALL}")
 
 
-def engine_command(*, slots: int, context: int, model: Path | None = None) -> list[str]:
+def engine_command(
+    *, slots: int, context: int, model: Path | None = None, cache: bool = True, embeddings: bool = False
+) -> list[str]:
     """The command that serves a model; see `trio_gateway.testing._llama_server`.
 
     Args:
         slots: how many requests are generated at a time.
         context: tokens of context of each slot.
         model: another GGUF file than that of the package.
+        cache: reuse what a slot has read of an earlier prompt; without it the same
+            request gets the same answer and usage every time.
+        embeddings: answer ``/v1/embeddings`` too.
 
     Raises:
         LocalEngineError: something is not installed.
@@ -65,7 +70,8 @@ def engine_command(*, slots: int, context: int, model: Path | None = None) -> li
         raise LocalEngineError(why)
     module = "trio_gateway.testing._llama_server"
     command = [sys.executable, "-m", module, "--model", str(model or model_file()), "--alias", MODEL_NAME]
-    return [*command, "--slots", str(slots), "--context", str(context)]
+    command += ["--slots", str(slots), "--context", str(context)]
+    return [*command, *([] if cache else ["--no-cache"]), *(["--embeddings"] if embeddings else [])]
 
 
 def read_announcement(line: bytes) -> str:
@@ -96,10 +102,20 @@ class LocalEngine:
 
     model = MODEL_NAME
 
-    def __init__(self, *, slots: int = 4, context: int = 2048, model: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int = 4,
+        context: int = 2048,
+        model: Path | None = None,
+        cache: bool = True,
+        embeddings: bool = False,
+    ) -> None:
         self.slots = slots
         self.url = ""
-        self._command = engine_command(slots=slots, context=context, model=model)
+        self._command = engine_command(
+            slots=slots, context=context, model=model, cache=cache, embeddings=embeddings
+        )
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 

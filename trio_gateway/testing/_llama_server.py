@@ -24,6 +24,8 @@ def main() -> None:
     parser.add_argument("--alias", required=True, help="name under which the model is served")
     parser.add_argument("--slots", type=int, required=True, help="requests generated at a time")
     parser.add_argument("--context", type=int, required=True, help="tokens of context of each slot")
+    parser.add_argument("--no-cache", action="store_true", help="read every prompt anew")
+    parser.add_argument("--embeddings", action="store_true", help="answer /v1/embeddings too")
     options = parser.parse_args()
     server = xllamacpp.Server(_parameters(options))
     sys.stdout.write(json.dumps({"url": server.listening_address, "slots": options.slots}) + "\n")
@@ -41,6 +43,12 @@ def _parameters(options: argparse.Namespace) -> xllamacpp.CommonParams:
     parameters.hostnames = ["127.0.0.1"]
     parameters.port = 0
     parameters.endpoint_metrics = True
+    if options.no_cache:
+        parameters.cache_prompt = False
+        parameters.cache_ram_mib = 0
+    if options.embeddings:
+        parameters.embedding = True
+        parameters.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
     # llama.cpp's threads wait for each other by spinning. One thread more than there are idle cores makes
     # it 20 times slower (measured on two: 6 tokens a second instead of 135), so half the cores stay free.
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
