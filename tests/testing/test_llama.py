@@ -72,17 +72,19 @@ async def test_it_tells_how_many_slots_are_busy(engine: LocalEngine) -> None:
 @pytest.mark.engine
 @needs_engine
 async def test_it_makes_vectors_and_reads_every_prompt_anew_where_that_is_asked_for() -> None:
-    with LocalEngine(slots=1, context=256, cache=False, embeddings=True) as engine:
-        with await RawClient.connect(address_of(engine)) as client:
-            await client.send(json_request("/v1/embeddings", {"model": engine.model, "input": "hi"}))
-            vectors = (await client.read_to_end()).json()["data"]
-            assert isinstance(vectors, list)
-            assert len(vectors[0]["embedding"]) > 100
-            for _ in range(2):
-                await client.send(chat_request(model=engine.model, stream=False, max_tokens=1))
-                usage = (await client.read_to_end()).json()["usage"]
-                assert isinstance(usage, dict)
-                assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+    with (
+        LocalEngine(slots=1, context=256, cache=False, embeddings=True) as engine,
+        await RawClient.connect(address_of(engine)) as client,
+    ):
+        await client.send(json_request("/v1/embeddings", {"model": engine.model, "input": "hi"}))
+        vectors = (await client.read_to_end()).json()["data"]
+        assert isinstance(vectors, list)
+        assert len(vectors[0]["embedding"]) > 100
+        for _ in range(2):
+            await client.send(chat_request(model=engine.model, stream=False, max_tokens=1))
+            usage = (await client.read_to_end()).json()["usage"]
+            assert isinstance(usage, dict)
+            assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
 @pytest.mark.engine
