@@ -239,21 +239,23 @@ async def test_operators_speak_http_1_1_only() -> None:
             assert (await ask_admin(gateway, "/livez")).status == 200
 
 
-async def test_an_operator_that_does_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_operator_that_does_not_read_is_closed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("trio_gateway.admin._server.STUCK", 0.2)
-    async with open_engine() as engine, serving(engine) as gateway:
-        for number in range(1, 30):
+    unix = {"bind": [f"unix:{tmp_path / 'admin.sock'}"]}  # whose buffers are small
+    async with open_engine() as engine, serving(engine, admin=unix) as gateway:
+        for number in range(1, 11):
             await gateway.ask(chat_request())
             await gateway.settled(number)
-        with (
-            trio.fail_after(20),
-            await RawClient.connect(gateway.admin_address, receive_buffer=4096) as client,
-        ):
-            ask = b"GET %b HTTP/1.1\r\nhost: a\r\n\r\n" % STATISTICS.encode()
-            before = open_descriptors()
-            await client.send(ask * 400)
-            await gateway.until(lambda: open_descriptors() == before - 1)
-        assert (await ask_admin(gateway, "/livez")).status == 200
+        before = open_descriptors()
+        with trio.fail_after(20), await RawClient.connect(tmp_path / "admin.sock") as client:
+            await client.send(b"GET %b HTTP/1.1\r\nhost: a\r\n\r\n" % STATISTICS.encode() * 200)
+            await gateway.until(lambda: open_descriptors() == before + 2)  # ours and theirs
+            await gateway.until(lambda: open_descriptors() == before + 1)
+        with trio.fail_after(10), await RawClient.connect(tmp_path / "admin.sock") as client:
+            await client.request("GET", "/livez")
+            assert (await client.read_to_end()).status == 200
 
 
 async def test_it_can_listen_on_a_unix_socket(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -268,6 +269,16 @@ def parse_address(shown: str) -> Address:
         return shown.removeprefix("unix:")
     host, _, port = shown.rpartition("/")[2].rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def has_ipv6() -> bool:
+    """Whether this machine has the loopback address of IPv6."""
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
 
 
 def open_descriptors() -> int:

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.e2e.serving import parse_address, serving
+from tests.e2e.serving import has_ipv6, parse_address, serving
 from trio_gateway.edge import open_listeners
 from trio_gateway.testing import RawClient, chat_request, open_engine
 
 
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 async def test_a_gateway_listens_on_all_its_addresses(tmp_path: Path) -> None:
     binds = ["127.0.0.1:0", "[::1]:0", f"unix:{tmp_path / 'gw.sock'}"]
     async with open_engine() as engine, serving(engine, server={"bind": binds}) as gateway:

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trustme
 
-from tests.e2e.serving import error_code, serving
+from tests.e2e.serving import error_code, has_ipv6, serving
 from trio_gateway.testing import (
     CloseFin,
     Hold,
@@ -168,6 +168,7 @@ async def test_a_path_in_the_address_stands_before_the_engines_own(path: str, ta
         await gateway.expect_nothing_left()
 
 
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 async def test_an_address_of_ipv6_has_brackets_in_its_host() -> None:
     hosts: list[bytes] = []
 
