@@ -218,6 +218,32 @@ async def test_an_error_at_the_end_of_a_stream_does_not_wait_for_ever(autojump_c
         assert error_of(slow)["code"] == "engine_failed"
 
 
+@pytest.mark.parametrize("slow_before", [True, False])
+async def test_a_question_to_a_half_closed_client_that_is_stuck_goes_on_when_the_client_reads(
+    slow_before: bool, autojump_clock: MockClock
+) -> None:
+    """The port asks by itself; the socket takes half of the question, and the engine is silent."""
+    script = (Head(), WORD, WORD, Wait(100), WORD, *END)
+    async with rigged(script, stall_timeout=30.0, heartbeat_after=0) as rig:
+        client = RecordingClient()
+        if slow_before:
+            client.stop_reading()
+        running = rig.start(client=client)
+        await trio.sleep(1)
+        client.read(client.pending + running.exchange.buffered)
+        await trio.sleep(1)
+        client.stop_reading()
+        client.read(5)
+        client.half_close()
+        await trio.sleep(1)
+        assert 0 < client.pending < 20
+        client.read(1_000_000)
+        await running.over.wait()
+        assert is_whole(client)
+        assert text_of(client) == "x" * 2700
+        assert client.comments > 0
+
+
 # Lag ------------------------------------------------------------------------------------------------------
 
 

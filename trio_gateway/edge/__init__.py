@@ -1,19 +1,24 @@
 """The public door: listeners, connections, routes, and the client ports that own the sockets' writers."""
 
+from ._connection import Connection
 from ._generate import GenerateSettings, Generator
+from ._http_client import HttpClient
 from ._http_server import HttpServer, ServerLimits
 from ._listener import AcceptLoop, open_listeners
 from ._routes import Door, DoorSettings
 from ._tls import server_context
-from ._watch import HangupWatch
+from ._watch import Hangup, HangupWatch
 
 __all__ = [
     "AcceptLoop",
+    "Connection",
     "Door",
     "DoorSettings",
     "GenerateSettings",
     "Generator",
+    "Hangup",
     "HangupWatch",
+    "HttpClient",
     "HttpServer",
     "ServerLimits",
     "open_listeners",

@@ -116,7 +116,8 @@ class HttpClient:
 
     def push(self, piece: bytes, *, last: bool = False) -> None:
         """See ClientPort."""
-        head, self._head = self._head, b""
+        # A question may still be on its way when the answer begins.
+        head, self._head = self._pending + self._head, b""
         framed = write_chunk(piece) if self._chunked else piece
         data = head + framed if head else framed
         if last:
@@ -180,7 +181,7 @@ class HttpClient:
             return  # what is on its way asks already
         try:
             if not self._begun:
-                self._connection.write(CONTINUE)
+                self._pending = CONTINUE[self._connection.write(CONTINUE) :]
             elif self._streamed and self._at_boundary:
                 self.push(HEARTBEAT)
         except ClientGone:

@@ -159,9 +159,8 @@ class Delivery:
     def _write_through(self, block: bytes) -> None:
         self._client.push(block)
         if self._client.pending:
-            self._start_writing()
+            self._see_to_pending()
             self._piece_since = trio.current_time()
-            self._channel.poke()  # a writer that waits for blocks has this one to see to
 
     def _start_writing(self) -> None:
         if not self._writing:
@@ -184,7 +183,14 @@ class Delivery:
 
     def look(self, now: float) -> float:
         """Do what is due, and answer when to look again."""
+        if self._client.pending:
+            self._see_to_pending()
         return min(self._look_at_reader(now), self._look_at_silence(now))
+
+    def _see_to_pending(self) -> None:
+        """Let a writer flush what the port itself may have pushed, to ask a half-closed client."""
+        self._start_writing()
+        self._channel.poke()
 
     def _look_at_reader(self, now: float) -> float:
         """The stall clock: it runs only while bytes wait."""
