@@ -13,6 +13,7 @@ from ..errors import UpstreamFailed, UpstreamFault
 
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
+NEXT_ADDRESS_AFTER: Final = 0.25  # seconds
 _KEEP_ALIVE: Final = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
@@ -51,14 +52,58 @@ async def _open(worker: Worker, receive_buffer: int) -> Stream:
 
 
 async def _first_that_answers(host: str, port: int, receive_buffer: int) -> trio.SocketStream:
+    """Connect to whichever address of a name answers first, asked anew each time.
+
+    As RFC 8305 section 5: the next address gets its turn when one failed, or after
+    a quarter of a second, so that an address that swallows packets costs no more.
+    """
     found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    last: OSError | None = None
-    for family, _, _, _, address in found:
+    race = _Race(receive_buffer)
+    try:
+        async with trio.open_nursery() as nursery:
+            for family, _, _, _, address in found:
+                failed = trio.Event()
+                nursery.start_soon(race.run, family, address, failed, nursery.cancel_scope)
+                with trio.move_on_after(NEXT_ADDRESS_AFTER):
+                    await failed.wait()
+    except BaseException:
+        race.drop()
+        raise
+    return race.winner()
+
+
+class _Race:
+    """Attempts at the addresses of one name, of which one wins."""
+
+    def __init__(self, receive_buffer: int) -> None:
+        self._receive_buffer = receive_buffer
+        self._stream: trio.SocketStream | None = None
+        self._error = OSError("the name has no address")
+
+    async def run(self, family: int, address: object, failed: trio.Event, others: trio.CancelScope) -> None:
+        """Try one address; the first that answers ends the others."""
         try:
-            return await _connect(family, address, receive_buffer)
+            stream = await _connect(family, address, self._receive_buffer)
         except OSError as exc:
-            last = exc
-    raise last or OSError("the name has no address")
+            self._error = exc
+            failed.set()
+            return
+        if self._stream is None:
+            self._stream = stream
+            others.cancel(reason="another address answered")
+        else:
+            stream.socket.close()
+
+    def winner(self) -> trio.SocketStream:
+        """Answer the connected stream; raises the last error if none is."""
+        if self._stream is None:
+            raise self._error
+        return self._stream
+
+    def drop(self) -> None:
+        """Close what was won in vain."""
+        if self._stream is not None:
+            self._stream.socket.close()
 
 
 async def _connect(family: int, address: object, receive_buffer: int) -> trio.SocketStream:
