@@ -30,7 +30,7 @@ class Resolver(trio.abc.HostnameResolver):
             for ip, number in self.addresses
         ]
 
-    async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:
+    async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:  # noqa: ASYNC124
         raise NotImplementedError
 
 
