@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import re
 import signal
 import subprocess
@@ -98,10 +97,9 @@ def _fuzz(name: str, seconds: int) -> Result:
         f"-max_total_time={seconds}",
         f"-timeout={HANG}",
         f"-rss_limit_mb={MEMORY_MIB}",
-        f"-artifact_prefix={findings}{os.sep}",
         "-print_final_stats=1",
     ]
-    status = _run(["-m", "fuzz.engine", name, str(corpus), *options], log, seconds + PATIENCE)
+    status = _run(["-m", "fuzz.engine", name, str(corpus), str(findings), *options], log, seconds + PATIENCE)
     found = [str(path) for path in sorted(set(findings.iterdir()) - before)]
     if status and not found:
         found.append(f"exit status {status}, see {log}")

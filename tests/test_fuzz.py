@@ -64,17 +64,24 @@ def test_options_stand_behind_the_payload() -> None:
     assert split(b"x", 2) == (b"", [ord("x"), 0])
 
 
-def test_an_input_that_takes_too_long_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_that_fails_or_takes_too_long_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(engine, "SLOW", 0.01)
 
     def spin(data: bytes) -> None:
+        assert data != b"wrong"
         until = time.process_time() + len(data) / 1000
         while time.process_time() < until:
             pass
 
-    engine.bounded(spin)(b"")
+    run = engine.watched(spin, tmp_path)
+    run(b"")
     with pytest.raises(engine.TooSlow):
-        engine.bounded(spin)(b"x" * 20)
+        run(b"x" * 20)
+    with pytest.raises(AssertionError):
+        run(b"wrong")
+    assert {path.read_bytes() for path in tmp_path.iterdir()} == {b"x" * 20, b"wrong"}
 
 
 def test_memory_that_grows_with_the_inputs_is_seen() -> None:

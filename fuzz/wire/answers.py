@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from trio_gateway.contract import OPERATIONS, Operation
+from trio_gateway.contract import OPERATIONS, RERANK, SCORE, Operation
 from trio_gateway.errors import EngineProtocolError
 from trio_gateway.wire import EngineError, Usage, judge_answer, read_error, rename_model
 from trio_gateway.wire._answers import MAX_MESSAGE_BYTES, drop_usage, read_usage
@@ -45,6 +45,8 @@ def _expect_verdict(body: bytes, operation: Operation, choices: int) -> None:
         assert str(exc).isprintable()
         return
     value = json.loads(body)
+    if operation in (RERANK, SCORE) and isinstance(value, list):
+        return  # some engines answer lists
     assert isinstance(value, dict)
     if isinstance(verdict, EngineError):
         expect_harmless(verdict)

@@ -14,7 +14,8 @@ from ..target import Target, seed, split
 from .requests import expect_clear
 
 BOUNDARIES: Final = (b"b", b"----x", b"a-b")
-NAME: Final = re.compile(rb'form-data;.*?\bname=("?)([^";\r\n]*)\1', re.IGNORECASE)
+DISPOSITION: Final = re.compile(rb"\r\nContent-Disposition:[^;\r\n]*([^\r\n]*)", re.IGNORECASE)
+PARAMETER: Final = re.compile(rb';[ \t]*([^=;"]+)=("[^"]*"|[^;]*)')
 
 
 def check(data: bytes) -> None:
@@ -43,8 +44,9 @@ def _models(body: bytes, boundary: bytes) -> list[bytes]:
         if part.startswith(b"--"):
             break
         head, blank, value = part.partition(b"\r\n\r\n")
-        name = NAME.search(head)
-        if blank and name is not None and name[2].rstrip() == b"model":
+        line = DISPOSITION.search(head)
+        names = [text for key, text in PARAMETER.findall(line[1] if line else b"") if key.lower() == b"name"]
+        if blank and [name.strip(b' \t"') for name in names] == [b"model"]:
             found.append(value)
     return found
 
