@@ -161,6 +161,7 @@ def test_a_section_of_a_later_version_without_keys_says_nothing_and_is_allowed()
             MODEL + "aliases = ['a', 'b c']",
             "3: models.m.aliases[1]: must have 1 to 200 printable characters and no blanks",
         ),
+        (MODEL + "aliases = [['a']]", "3: models.m.aliases[0]: must be a string, in quotes"),
         (MODEL + "aliases = 'a'", "3: models.m.aliases: must be a list"),
         (MODEL + "defaults = []", "3: models.m.defaults: must be a table"),
         (
