@@ -400,6 +400,10 @@ async def test_an_error_ends_a_stream_of_responses_in_the_shape_that_stands_on_t
     assert [told[key] for key in ("type", "code", "param", "sequence_number")] == [
         shown[key] for key in ("type", "code", "param", "sequence_number")
     ]
+    assert list(told["error"]) == list(shown["error"])
+    assert [told["error"][key] for key in ("type", "code")] == [
+        shown["error"][key] for key in ("type", "code")
+    ]
 
 
 async def test_a_receipt_can_be_checked_as_the_page_says() -> None:

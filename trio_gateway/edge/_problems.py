@@ -29,22 +29,26 @@ _FIXED: Final[dict[int, tuple[tuple[str, str], ...]]] = {
 
 def problem_body(problem: Problem, extra: dict[str, object] | None, anthropic: bool = False) -> bytes:
     """Write the error in OpenAI's or Anthropic's shape; ``extra`` becomes ``error.gateway``."""
-    if anthropic:
-        error: dict[str, Any] = {
-            "type": _anthropic_type(problem),
-            "message": problem.message,
-            "code": problem.code,
-        }
-    else:
-        error = {
-            "message": problem.message,
-            "type": problem.type,
-            "param": problem.param,
-            "code": problem.code,
-        }
+    if not anthropic:
+        return msgspec.json.encode({"error": _error_of(problem, extra)})
+    error: dict[str, Any] = {
+        "type": _anthropic_type(problem),
+        "message": problem.message,
+        "code": problem.code,
+    }
     if extra is not None:
         error["gateway"] = extra
-    return msgspec.json.encode({"type": "error", "error": error} if anthropic else {"error": error})
+    return msgspec.json.encode({"type": "error", "error": error})
+
+
+def _error_of(problem: Problem, extra: dict[str, object] | None) -> dict[str, Any]:
+    error: dict[str, Any] = {
+        "message": problem.message,
+        "type": problem.type,
+        "param": problem.param,
+        "code": problem.code,
+    }
+    return error if extra is None else {**error, "gateway": extra}
 
 
 def problem_event(
@@ -54,6 +58,8 @@ def problem_event(
     if operation.style is Style.MESSAGES:
         return b"error", problem_body(problem, extra, anthropic=True)
     if operation.style is Style.RESPONSES:
+        # The reference has the members at the top; OpenAI itself sends them below `error` as well,
+        # and for its SDK only that is a failure: else it hands the event out, and the stream just ends.
         event = {
             "type": "error",
             "code": problem.code,
@@ -61,6 +67,7 @@ def problem_event(
             "param": problem.param,
             "sequence_number": sequence,
             "gateway": extra,
+            "error": _error_of(problem, extra),
         }
         return b"error", msgspec.json.encode(event)
     return None, problem_body(problem, extra)
