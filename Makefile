@@ -40,6 +40,7 @@ test: environment ## the whole test suite (ARGS="-k words" narrows it)
 
 # Every async function that reports `task_status.started()` is named here (ASYNC114 asks for it), so that a nursery that
 # starts one without waiting for it shows.
+# Tests are async to run on Trio's clock, whether they wait or not (ASYNC124).
 FLAKE8_ASYNC := --startable-in-context-manager=serve_admin,run
 
 .PHONY: check
@@ -48,8 +49,10 @@ check: $(STAMPS)/dev ## format, lint, types and import floors, in seconds
 	run() { name=$$1; shift; printf '== %s\n' "$$name"; "$$@" || failed="$$failed $$name"; }; \
 	run format $(RUN) -m ruff format --check --output-format concise .; \
 	run lint $(RUN) -m ruff check --output-format concise .; \
-	run async sh -c 'find trio_gateway tests bench fuzz -name "*.py" -print0 2>/dev/null | \
+	run async sh -c 'find trio_gateway bench fuzz -name "*.py" -print0 2>/dev/null | \
 	  xargs -0 $(RUN) -m flake8_async $(FLAKE8_ASYNC)'; \
+	run async-tests sh -c 'find tests -name "*.py" -print0 | \
+	  xargs -0 $(RUN) -m flake8_async $(FLAKE8_ASYNC) --disable=ASYNC124,ASYNC9'; \
 	run types $(RUN) -m mypy; \
 	run floors $(VENV)/bin/lint-imports --no-cache --no-logo; \
 	if [ -n "$$failed" ]; then printf '\nmake check: failed:%s\n' "$$failed"; exit 1; fi; \
