@@ -212,6 +212,19 @@ async def test_usage_that_was_asked_for_stays_at_the_end_only() -> None:
         assert [event.get("usage") for event in events] == [None, None, USAGE, None, USAGE]
 
 
+@pytest.mark.parametrize("kind", ["llamacpp", "tgi", "openai"])
+async def test_usage_that_was_asked_for_stays_where_an_engine_puts_it(kind: str) -> None:
+    """llama.cpp has no event for the usage of completions: it stands beside the finish reason."""
+    last = {"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "usage": USAGE}
+    script = (HEAD, Event({"choices": [{"index": 0, "text": "a"}]}), Event(last), LAST, END)
+    body = {"model": "m1", "prompt": "x", "stream": True}
+    async with open_engine(script) as engine, serving(engine, worker={"kind": kind}) as gateway:
+        options = {"stream_options": {"include_usage": True}}
+        answer = await gateway.ask(json_request("/v1/completions", {**body, **options}))
+        assert [json.loads(data).get("usage") for data in data_of(answer)[:-1]] == [None, USAGE]
+        assert b"usage" not in (await gateway.ask(json_request("/v1/completions", body))).body
+
+
 async def test_a_buffered_answer_keeps_its_usage() -> None:
     async with open_engine(chat_answer(usage=(7, 5))) as engine, serving(engine) as gateway:
         answer = await gateway.ask(chat_request(stream=False))

@@ -276,7 +276,8 @@ class Attempt:
         shape = StreamShape(
             request.choices,
             request.wants_usage,
-            request.wants_running_usage,
+            # Where we ask for none in every event, what there is in one is the engine's own place for it.
+            request.wants_running_usage or (request.wants_usage and not worker.dialect.running_usage),
             request.upstream_model,
             request.model,
             self._limits.event_bytes,
