@@ -146,6 +146,7 @@ async def test_every_header_that_is_described_is_sent_and_no_other() -> None:
             await gateway.ask(chat_request(key="k")),
             await gateway.ask(chat_request()),
             await gateway.ask(http_request("GET", "/v1/completions")),
+            await gateway.ask(http_request("GET", "/v1/messages")),
             await gateway.ask(chat_request(key="k", headers=(("content-encoding", "br"),))),
             await gateway.ask(http_request("GET", "/livez", headers=(("connection", "close"),))),
         ]

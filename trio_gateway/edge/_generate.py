@@ -59,9 +59,15 @@ def client_request_id(head: RequestHead) -> str | None:
     return value.decode("ascii") if value is not None and _CLIENT_ID.fullmatch(value) else None
 
 
-def identity_headers(exchange_id: str, client_id: str | None) -> Identity:
-    """Headers that name an answer."""
-    own = (("x-request-id", exchange_id),)
+def identity_headers(exchange_id: str, client_id: str | None, *, anthropic: bool = False) -> Identity:
+    """Headers that name an answer.
+
+    Args:
+        anthropic: the caller speaks Anthropic's API, whose SDKs look for the name elsewhere.
+    """
+    own: Identity = (("x-request-id", exchange_id),)
+    if anthropic:
+        own = (*own, ("request-id", exchange_id))
     return own if client_id is None else (*own, ("x-client-request-id", client_id))
 
 

@@ -86,7 +86,10 @@ class Door:
         """See Handler."""
         head = incoming.head
         exchange_id = new_id()
-        identity = (*identity_headers(exchange_id, client_request_id(head)), *self._cors(head))
+        operation = _OPERATIONS.get(head.path)
+        anthropic = operation is not None and operation.anthropic
+        own = identity_headers(exchange_id, client_request_id(head), anthropic=anthropic)
+        identity = (*own, *self._cors(head))
         visit = Visit(incoming, exchange_id, identity)
         self._books.arrive()
         try:
