@@ -65,6 +65,7 @@ class _Python(json.JSONDecoder):
 def read_by_python(body: bytes, most: int) -> dict[str, Any] | None:
     """Read with Python's reader, and refuse what the contract refuses beyond it; None: refused."""
     try:
+        json.loads(body.decode("utf-8"))  # the one in C knows that a blank is no digit of an escape
         value = _Python().decode(body.decode("utf-8"))
         if not isinstance(value, dict):
             raise _Doubtful

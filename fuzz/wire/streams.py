@@ -113,8 +113,19 @@ def _expect_state(relay: Relay, events: list[Event]) -> None:
 def read_strictly(data: bytes) -> dict[str, Any] | None:
     """The object that an event holds; None if it is none, or names a member twice."""
     try:
-        value = json.loads(data.decode(), parse_constant=INFINITIES.__getitem__, object_pairs_hook=_once)
+        data.decode()
+        value = read_leniently(data)
         json.dumps(value, ensure_ascii=False).encode()  # no lone surrogates
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def read_leniently(data: bytes) -> dict[str, Any] | None:
+    """The same, with any bytes in its strings: relays do not look into what they need not read."""
+    try:
+        text = data.decode("utf-8", "surrogateescape")
+        value = json.loads(text, parse_constant=INFINITIES.__getitem__, object_pairs_hook=_once)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -143,4 +154,4 @@ def plainly_edited(data: bytes, shape: StreamShape) -> bytes:
         data = data.replace(b'"%b"' % UPSTREAM.encode(), b'"%b"' % shape.public_model.encode())
     for word, number in ((b"-Infinity", b"-9999.0"), (b"Infinity", b"9999.0"), (b"NaN", b"null")):
         data = data.replace(word, number)
-    return data
+    return data.strip()
