@@ -111,7 +111,7 @@ async def _over_tcp(nursery: trio.Nursery) -> AsyncIterator[Peer]:
         with await RawClient.connect(listener.socket.getsockname(), receive_buffer=16 * 1024) as raw:
             stream = await listener.accept()
             watch = HangupWatch()
-            nursery.start_soon(watch.run)
+            nursery.start_soon(watch.run)  # noqa: ASYNC113 - what happens before its first step is not lost
             with Hangup(watch, stream.socket.fileno()) as hangup:
                 connection = Connection(stream, hangup, 64 * 1024)
                 yield HttpPeer(HttpClient(connection, REQUEST, (), 30.0, 0.05), raw)

@@ -102,7 +102,7 @@ def lost(request: pytest.FixtureRequest) -> Lost:
 
 @asynccontextmanager
 async def _fake(script: Script) -> AsyncIterator[Side]:
-    with trio.fail_after(LIMIT):
+    with trio.fail_after(LIMIT):  # noqa: ASYNC100 - the block of the caller waits
         yield FakeSide(FakeEngine(script))
 
 
@@ -123,7 +123,7 @@ async def _fake_lost() -> AsyncIterator[Side]:
 
 @asynccontextmanager
 async def _http_lost() -> AsyncIterator[Side]:
-    with trio.fail_after(LIMIT), refusing_port() as port:
+    with trio.fail_after(LIMIT), refusing_port() as port:  # noqa: ASYNC100 - the block of the caller waits
         yield HttpSide(None, port)
     await trio.lowlevel.checkpoint()
 
