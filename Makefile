@@ -107,7 +107,7 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS) && pwd -P >$@
 
 $(STAMPS)/dev: constraints/dev.txt | $(STAMPS)/venv
-	@printf '== installing what tests and checks need (about 60 MB the first time)\n'
+	@printf '== installing what tests and checks need (about 70 MB the first time)\n'
 	@$(PINNED) -r constraints/dev.txt | $(BRIEFLY)
 	@touch $@
 
