@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import fcntl
+import re
 import shutil
 import ssl
 import subprocess
@@ -16,12 +17,17 @@ from typing import Any
 
 import pytest
 import trio
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.e2e.serving import Serving, error_code, parse_address, serving
 from tests.e2e.tls import NAME, Issued, TlsClient, issue
+from trio_gateway.contract import AnswerHead
 from trio_gateway.edge import HangupWatch, open_listeners, server_context
+from trio_gateway.edge._http_client import HttpClient
 from trio_gateway.edge._tls import (
     PIECE,
     READ_AHEAD,
@@ -32,9 +38,11 @@ from trio_gateway.edge._tls import (
 from trio_gateway.edge._watch import Hangup
 from trio_gateway.errors import ClientGone
 from trio_gateway.testing import RawClient, http_request, until
+from trio_gateway.wire import parse_request_head
 
 KIB = 1024
 LIVEZ = http_request("GET", "/livez")
+REQUEST = parse_request_head(LIVEZ, 100)
 SMALL = 4 * KIB  # of a client's kernel, so that it fills soon
 VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
 VERSION = pytest.mark.parametrize("version", VERSIONS, ids=["1.2", "1.3"])
@@ -207,7 +215,7 @@ def test_an_encrypted_key_asks_nobody(issued: Issued, tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def connected(
-    issued: Issued, *, receive_buffer: int | None = None
+    issued: Issued, *, receive_buffer: int | None = None, trust: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[TlsConnection, TlsClient]]:
     """Both ends of one connection."""
     context = server_context(str(issued.certificate), str(issued.key))
@@ -223,7 +231,7 @@ async def connected(
                     nursery.start_soon(watch.run)
                     async with trio.open_nursery() as hands:
                         hands.start_soon(connection.shake_hands)
-                        client = await TlsClient.over(plain, issued.trust())
+                        client = await TlsClient.over(plain, trust or issued.trust())
                     client.secured.decrypt(await client.secured.sock.recv(64 * KIB))  # tickets
                     yield connection, client
                 finally:
@@ -236,6 +244,11 @@ async def once_the_kernel_shows(holds: Callable[[], bool]) -> None:
     """Wait for what no task of this process changes."""
     while not holds():  # noqa: ASYNC110 - the kernel sets no event
         await trio.sleep(0.005)
+
+
+async def take(client: TlsClient, size: int) -> bytes:
+    """Take some ciphertext out of the client's kernel, and answer the plaintext that is whole with it."""
+    return client.secured.decrypt(await client.secured.sock.recv(size))
 
 
 async def flush(connection: TlsConnection) -> None:
@@ -282,18 +295,57 @@ async def test_much_is_taken_piece_by_piece(issued: Issued) -> None:
         assert bytes(received) == data
 
 
+async def test_nothing_waits_once_all_was_written(issued: Issued) -> None:
+    async with connected(issued, receive_buffer=SMALL) as (connection, _):
+        with trio.move_on_after(0.2) as blocked:
+            while True:
+                await connection.write_all(b"x" * 8000)
+                assert connection.waiting == 0
+        assert blocked.cancelled_caught
+        assert connection.waiting > 0
+
+
+async def test_an_answer_is_not_finished_while_a_part_of_it_waits(issued: Issued) -> None:
+    body = b"x" * 16 * KIB
+    async with connected(issued, receive_buffer=SMALL) as (connection, client):
+        while True:  # until one answer does not fit into the kernel
+            answer = HttpClient(connection, REQUEST, (), answer_limit=60, ask_every=60)
+            answer.begin(AnswerHead(200, length=len(body)))
+            answer.push(body, last=True)
+            if answer.pending:
+                break
+        assert answer.pending == connection.waiting > 0
+        assert (answer.ended, answer.finished) == (True, False)
+
+        written, before = connection.written, answer.taken()
+        opened = await take(client, SMALL)
+        await once_the_kernel_shows(lambda: answer.taken() > before)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer.flush)
+            while connection.waiting:
+                opened += await take(client, SMALL)
+        assert (answer.pending, answer.finished) == (0, True)
+        while len(opened) < written:
+            opened += await take(client, 64 * KIB)
+        assert opened.count(b"HTTP/1.1 200") * len(body) == opened.count(b"x")
+
+
+async def test_of_what_the_peer_has_little_is_remembered(issued: Issued) -> None:
+    async with connected(issued) as (connection, client):
+        for _ in range(3000):
+            await connection.write_all(b"token")
+            while unread(client.secured.sock):
+                await take(client, 64 * KIB)
+        assert len(connection._records) < 1000
+
+
 async def test_what_counts_as_acknowledged_can_all_be_decrypted_by_the_client(issued: Issued) -> None:
     async with connected(issued, receive_buffer=SMALL) as (connection, client):
         while connection.write(b"x" * 1000):
             pass
         await once_the_kernel_shows(lambda: connection.acknowledged() > 0)
         confirmed = connection.acknowledged()
-        arrived = unread(client.secured.sock)
-        sealed, opened = 0, 0
-        while sealed < arrived:
-            piece = await client.secured.sock.recv(arrived - sealed)
-            sealed += len(piece)
-            opened += len(client.secured.decrypt(piece))
+        opened = len(await take(client, unread(client.secured.sock)))
         assert 0 < confirmed <= opened < connection.written
 
 
@@ -410,6 +462,52 @@ async def test_after_an_end_what_still_arrives_is_dropped_unread(issued: Issued)
         while count := await connection.discard():
             dropped += count
         assert dropped > 1000
+
+
+class KeyUpdates:
+    """A client's messages that ask for new keys (RFC 8446 section 4.6.3), made by hand: no library floods.
+
+    Each brings new keys itself (section 7.2) and makes the other side answer.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def __next__(self) -> bytes:
+        iv, key = self._expand(b"iv", 12), self._expand(b"key", 32)
+        self._secret = self._expand(b"traffic upd", 48)
+        inner = b"\x18\x00\x00\x01\x01" + b"\x16"  # key_update, update_requested; handshake
+        header = b"\x17\x03\x03" + (len(inner) + 16).to_bytes(2)
+        return header + AESGCM(key).encrypt(iv, inner, header)  # the first record of its keys: number 0
+
+    def _expand(self, label: bytes, size: int) -> bytes:
+        info = size.to_bytes(2) + bytes([6 + len(label)]) + b"tls13 " + label + b"\x00"
+        return HKDFExpand(SHA384(), size, info).derive(self._secret)
+
+
+async def test_a_client_that_makes_tls_speak_and_never_listens_is_bounded(
+    issued: Issued, tmp_path: Path
+) -> None:
+    trust = only(issued.trust(), ssl.TLSVersion.TLSv1_3)
+    trust.keylog_filename = str(tmp_path / "keys")
+    async with connected(issued, trust=trust, receive_buffer=SMALL) as (connection, client):
+        assert client.secured.tls.cipher()[0] == "TLS_AES_256_GCM_SHA384"  # type: ignore[index]
+        (secret,) = re.findall(r"CLIENT_TRAFFIC_SECRET_0 \w+ (\w+)", (tmp_path / "keys").read_text())
+        updates = KeyUpdates(bytes.fromhex(secret))
+
+        async def flood() -> None:
+            with suppress(OSError):
+                for _ in range(100):
+                    await client.secured.sock.send(b"".join(next(updates) for _ in range(200)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flood)
+            with pytest.raises(ClientGone):
+                await connection.receive()
+            assert connection.hangup.gone
+            most = connection.waiting
+            connection.close()
+        assert PIECE < most < 64 * KIB
 
 
 # Handshakes, with the whole gateway -------------------------------------------------------------------------
