@@ -602,6 +602,16 @@ def test_what_looks_like_a_whole_event_may_be_the_rest_of_one(begun: bytes) -> N
     assert state(one) == state(other)
 
 
+@pytest.mark.parametrize(
+    "noise", [b": note\n\n", b"data: hello\n\n", b"id: 7\n\n", b"\n\n", b"data: [1]\n\n", b"event: x\n\n"]
+)
+def test_noise_in_the_same_read_as_events_does_not_leave(noise: bytes) -> None:
+    for read in (noise + B, B + noise + B, B + noise):
+        answer, relay = relayed(A, read)
+        assert answer == A + B * read.count(B)
+        assert relay.events == 1 + read.count(B)
+
+
 # Receipts ---------------------------------------------------------------------------------------------------
 
 
