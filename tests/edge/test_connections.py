@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
@@ -10,6 +12,9 @@ import pytest
 import trio
 
 from tests.e2e.serving import Serving, error_code, serving, tenant
+from trio_gateway.edge._connection import Connection
+from trio_gateway.edge._http_server import CHUNKED_STEP, Incoming, ServerLimits, UnplacedBytes
+from trio_gateway.edge._watch import Hangup, HangupWatch
 from trio_gateway.testing import (
     Hold,
     RawClient,
@@ -20,6 +25,7 @@ from trio_gateway.testing import (
     http_request,
     open_engine,
 )
+from trio_gateway.wire import parse_request_head
 
 KIB = 1024
 CHAT = "/v1/chat/completions"
@@ -383,6 +389,48 @@ async def test_bodies_that_have_no_worker_yet_are_bounded_in_total(nursery: trio
         go.set()
         await gateway.settled(2)
         assert gateway.gateway.server.room.used == 0
+
+
+async def read_body_that_came_at_once(framed: bytes, beside: Callable[[], Awaitable[None]]) -> bytes:
+    """Read a chunked body that arrived together with its head, while something else runs too."""
+    limits = ServerLimits(1, len(framed), 10, 10, len(framed), 10, 10, len(framed))
+    ours, theirs = trio.socket.socketpair()
+    watch = HangupWatch()
+    with theirs, ours, Hangup(watch, ours.fileno()) as hangup:
+        connection = Connection(trio.SocketStream(ours), hangup, limits.head_bytes)
+        connection.heads.feed(framed)
+        request = parse_request_head(head("transfer-encoding: chunked"), limits.head_count)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(beside)
+            body = await Incoming(request, connection, limits, UnplacedBytes(len(framed))).read_body()
+            nursery.cancel_scope.cancel()
+    watch.close()
+    return body
+
+
+async def test_others_have_their_turn_while_a_body_in_tiny_chunks_is_read() -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    framed = chunked(b"x" * 10 * KIB, 1)
+    assert await read_body_that_came_at_once(framed, others) == b"x" * 10 * KIB
+    assert turns >= len(framed) // CHUNKED_STEP
+
+
+async def test_a_body_in_tiny_chunks_costs_no_more_memory_than_another() -> None:
+    framed = chunked(b"xy" * 50 * KIB, 2)
+    tracemalloc.start()
+    try:
+        await read_body_that_came_at_once(framed, trio.sleep_forever)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * len(framed)
 
 
 async def test_connections_beyond_their_number_wait_until_one_ends() -> None:

@@ -223,6 +223,19 @@ async def test_a_broken_coding_is_a_protocol_error(coded: bytes) -> None:
         assert (answer.status, error_code(answer)) == (502, "engine_protocol_error")
 
 
+async def test_what_follows_the_end_of_a_coding_is_a_protocol_error_at_once() -> None:
+    coded = gzip.compress(STREAM.replace(b"data: [DONE]\n\n", b""))
+    script = (
+        Head(200, (SSE_TYPE, ("transfer-encoding", "chunked"), ("content-encoding", "gzip"))),
+        Chunk(coded),
+        Repeat((Chunk(b"x" * 1000),)),
+    )
+    async with open_engine(script) as engine, serving(engine) as gateway:
+        reading = (await gateway.ask(chat_request())).chat()
+        assert (reading.text, reading.done) == ("ok", 0)
+        assert [error["code"] for error in reading.errors] == ["engine_protocol_error"]
+
+
 async def test_a_small_coded_answer_can_not_blow_up() -> None:
     bomb = gzip.compress(b" " * 50_000_000)
     script = sized(bomb, JSON_TYPE, ("content-encoding", "gzip"))

@@ -23,6 +23,7 @@ from ._problems import JSON, problem_body, problem_headers
 from ._tls import SpokeInClear, TlsConnection
 from ._watch import Hangup, HangupWatch
 
+CHUNKED_STEP: Final = 8 * 1024  # bytes of a chunked body at a time: in chunks of one they take 5 ms
 REST_KEPT: Final = 64 * 1024  # of an unread body are read and dropped to keep a connection
 LINGER_BYTES: Final = 1024 * 1024
 LINGER_SECONDS: Final = 2.0
@@ -120,22 +121,20 @@ class Incoming:
             self._hold(self.head.body)
         if self.expects_continue:
             await self.connection.write_all(CONTINUE)
-        pieces: list[bytes] = []
-        size = 0
+        body = bytearray()  # a list of pieces could cost fifty times their bytes, which nobody counts
         with trio.move_on_after(self._limits.body_timeout) as limit:
             while not self._body.ended:
-                for piece in await self._more():
-                    size += len(piece)
-                    if size > self._limits.body_bytes:
-                        raise Refused(self._too_large())
-                    if self.head.body == CHUNKED:
-                        self._hold(len(piece))
-                    pieces.append(piece)
+                piece = await self._more()
+                if len(body) + len(piece) > self._limits.body_bytes:
+                    raise Refused(self._too_large())
+                if self.head.body == CHUNKED:
+                    self._hold(len(piece))
+                body += piece
         if limit.cancelled_caught:
             self._lost = True
             raise Refused(Problem.of("request_timeout", "the body did not arrive in time"))
         self._hand_back_rest()
-        return b"".join(pieces)
+        return bytes(body)
 
     async def drop_rest(self) -> bool:
         """Read and drop a little of what was not wanted; answers whether the connection can go on.
@@ -147,7 +146,7 @@ class Incoming:
         left = REST_KEPT
         with trio.move_on_after(LINGER_SECONDS):
             while not self._body.ended and left > 0:
-                left -= sum(map(len, await self._more()))
+                left -= len(await self._more())
         self._hand_back_rest()
         return self._body.ended
 
@@ -156,7 +155,8 @@ class Incoming:
         held, self.held = self.held, 0
         self._room.give(held)
 
-    async def _more(self) -> list[bytes]:
+    async def _more(self) -> bytes:
+        """Answer some more of the body, without its framing; perhaps nothing yet."""
         data = self.connection.heads.take_rest() if self._untouched else b""
         self._untouched = False
         if not data:
@@ -165,10 +165,21 @@ class Incoming:
                 self._lost = True
                 raise Refused(Problem.of("bad_framing", "the body ended before it was whole"))
         try:
-            return self._body.feed(data)
+            return await self._unframe(data)
         except WireError as exc:
             self._lost = True
             raise Refused(Problem.of("bad_framing", str(exc))) from None
+
+    async def _unframe(self, data: bytes) -> bytes:
+        if self.head.body != CHUNKED or len(data) <= CHUNKED_STEP:
+            return b"".join(self._body.feed(data))
+        found = bytearray()
+        for at in range(0, len(data), CHUNKED_STEP):
+            # Behind the body's end stands the next request: giving up here would lose a part of it.
+            if at and not self._body.ended:
+                await trio.lowlevel.checkpoint()
+            found += b"".join(self._body.feed(data[at : at + CHUNKED_STEP]))
+        return bytes(found)
 
     def _hand_back_rest(self) -> None:
         if self._body.ended and self._body.rest:

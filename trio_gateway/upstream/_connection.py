@@ -222,6 +222,8 @@ class Answer:
         """Take the coding off, at most 64 KiB at a time, so that a small body can not blow up."""
         assert self._decoder is not None
         data = self._coded.popleft()
+        if self._decoder.eof:  # it would keep all that follows its end, and copy it each time
+            raise UpstreamFailed(UpstreamFault.MALFORMED, "bytes follow the end of the content coding")
         try:
             piece = self._decoder.decompress(data, _INFLATED_PIECE)
         except zlib.error as exc:
