@@ -22,6 +22,7 @@ from pydantic import SecretStr
 
 from tests.e2e.serving import LIMIT, Serving
 from tests.e2e.voices import TEXT
+from trio_gateway.testing import DONE, EndChunks, Head, Script, Step, chat_chunk
 
 T = TypeVar("T")
 
@@ -34,6 +35,22 @@ _TRANSPORT: Final[dict[str, Any]] = {
 }
 PROMPT: Final = "Say hello."
 MESSAGES: Final[Any] = [{"role": "user", "content": PROMPT}]
+
+
+def _tool_call() -> Iterator[Step]:
+    """A call as engines stream it: id and name once, the arguments in pieces."""
+    yield Head()
+    yield chat_chunk({"role": "assistant", "content": None})
+    function: dict[str, object] = {"name": "weather", "arguments": ""}
+    yield chat_chunk({"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": function}]})
+    for piece in ('{"city":', '"Rome"}'):
+        yield chat_chunk({"tool_calls": [{"index": 0, "function": {"arguments": piece}}]})
+    yield chat_chunk({}, finish="tool_calls")
+    yield DONE
+    yield EndChunks()
+
+
+STREAMED_TOOL_CALL: Final[Script] = tuple(_tool_call())
 
 
 @dataclass(frozen=True, slots=True)
