@@ -198,7 +198,7 @@ def draw_lease(story: Story, data: st.DataObject) -> Lease:
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_in_any_story_what_was_granted_is_held_draining_or_returned_and_nobody_waits_in_vain(
     data: st.DataObject,
 ) -> None:

@@ -175,6 +175,29 @@ async def test_who_is_refused_in_the_queue_after_a_try_gets_the_last_class_met(
         assert running.ended_after == 10  # the next try would come too late
 
 
+async def test_who_waits_for_another_try_until_its_deadline_gets_the_last_class_met_too(
+    autojump_clock: MockClock,
+) -> None:
+    """The worker is back, but its only slot is somebody else's for longer than this one has."""
+    full = error_answer(429, "slow down", headers=(("retry-after", "2"),))
+
+    def play(attempt: FakeAttempt) -> FakeScript:
+        return full if attempt.request.model == "m1" else (Wait(60), *GOOD)
+
+    workers = WorkerSet(make_worker("w1", slots=1), models=["m1", "m2"])
+    async with rigged(play, workers=workers, heartbeat_after=0) as rig:
+        refused = rig.start(make_request("m1", seconds=20))
+        await trio.sleep(1)
+        rig.start(make_request("m2"))
+        await refused.over.wait()
+        assert refused.ended_after == 20
+        assert refused.client.problem is not None
+        assert (refused.client.problem.status, refused.client.problem.code) == (429, "engine_overloaded")
+        assert refused.client.problem.message == "slow down"
+        assert (refused.client.problem.retry_after or 0) >= 1
+        assert rig.records[0].outcome == "refused"
+
+
 async def test_one_that_is_sent_back_stands_in_front_of_those_who_came_later(
     autojump_clock: MockClock,
 ) -> None:
