@@ -114,6 +114,7 @@ async def test_the_shortest_of_all_limits_counts() -> None:
             ("key-b", "9000"),
             ("key-b", None),
             ("key-f", "50"),
+            ("key-f", "00000000000000050"),
         ):
             headers = () if asked is None else (("x-gateway-timeout-ms", asked),)
             answer = await gateway.ask(chat_request(key=key, headers=headers))

@@ -170,6 +170,15 @@ def test_closing_does_not_wait_for_a_stuck_stream(monkeypatch: pytest.MonkeyPatc
     stream.let_go.set()
 
 
+def test_a_process_without_an_output_drops_all_lines_and_counts_them() -> None:
+    log = Log(None)
+    log.write("info", "first")
+    log.write("debug", "below the level")
+    log.write("info", "second")
+    log.close()
+    assert log.dropped == 2
+
+
 class Failing(Flushed):
     """A stream whose reader is gone for a while."""
 

@@ -203,8 +203,8 @@ class Generator:
         asked = head.header(b"x-gateway-timeout-ms")
         if asked is None:
             wanted = tenant.default_timeout or self._settings.default_timeout
-        elif asked.isdigit() and int(asked[:12]) > 0:
-            wanted = int(asked[:12]) / 1000
+        elif asked.isdigit() and (digits := asked.lstrip(b"0")):
+            wanted = int(digits[:12]) / 1000
         else:
             raise Refused(
                 Problem.of("invalid_value", "X-Gateway-Timeout-Ms is no whole number of milliseconds above 0")

@@ -21,6 +21,7 @@ class Log:
     """Writes one line per event to a stream.
 
     Args:
+        stream: None where the process was started without one: all lines are dropped.
         style: ``json``, or ``console`` for people.
         level: the least severe that is written.
 
@@ -28,14 +29,16 @@ class Log:
         dropped: lines that were lost because the stream does not take them.
     """
 
-    def __init__(self, stream: IO[str], style: str = "json", level: str = "info") -> None:
+    def __init__(self, stream: IO[str] | None, style: str = "json", level: str = "info") -> None:
         self._stream = stream
         self._style = style
         self._least = LEVELS[level]
         self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
         self.dropped = 0
-        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if stream is not None:
+            self._thread = threading.Thread(target=self._write, args=(stream,), name="log", daemon=True)
+            self._thread.start()
 
     def write(self, level: str, event: str, **fields: Any) -> None:
         """Queue a line; never waits."""
@@ -43,6 +46,9 @@ class Log:
             return
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         line = {"at": at, "level": level, "event": event, **fields}
+        if self._stream is None:
+            self.dropped += 1
+            return
         try:
             self._lines.put_nowait(self._render(line))
         except queue.Full:
@@ -58,6 +64,8 @@ class Log:
 
     def close(self) -> None:
         """Write what waits, for a bounded time."""
+        if self._thread is None:
+            return
         try:
             self._lines.put(None, timeout=CLOSE_LIMIT)
         except queue.Full:
@@ -77,16 +85,16 @@ class Log:
         )
         return f"{line['at']} {line['level']:<7} {line['event']} {rest}".rstrip()
 
-    def _write(self) -> None:
+    def _write(self, stream: IO[str]) -> None:
         while (line := self._lines.get()) is not None:
             try:
-                self._stream.write(line + "\n")
+                stream.write(line + "\n")
                 if self._lines.empty():
-                    self._stream.flush()
+                    stream.flush()
             except (OSError, ValueError):
                 self.dropped += 1
         with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
+            stream.flush()
 
 
 def _on_one_line(value: object) -> str:
