@@ -39,6 +39,7 @@ from trio_gateway.testing import (
 GUIDES: Final = sorted(path.name for path in (DOCS / "how-to").glob("*.md") if path.name != "README.md")
 WITH_SETTINGS: Final = [name for name in GUIDES if blocks(page(f"how-to/{name}"), "toml")]
 PEM: Final = re.compile(r'^ca = "(.*)"$', re.MULTILINE)
+SERVED: Final = re.compile(r'certificate = "(.*?)\.pem"')
 KEY_FILE: Final = re.compile(r'^api_key_file = "(.*)"$', re.MULTILINE)
 
 
@@ -48,6 +49,8 @@ def settings_of(block: str, folder: Path) -> Settings:
         (folder / name).write_text("sk-test\n")
     for name in PEM.findall(block):
         shutil.copy(make_certificate(folder, "gpu-7.internal").authority, folder / name)
+    for name in SERVED.findall(block):
+        certify(folder, name)
     block = re.sub(r"sha256:<[^>]*>", "sha256:" + "0" * 64, block)
     return parse_settings(block, folder=folder)
 
@@ -227,8 +230,7 @@ def certify(folder: Path, name: str) -> ssl.SSLContext:
     authority = trustme.CA()
     certificate = authority.issue_cert(name)
     certificate.private_key_pem.write_to_path(str(folder / f"{name}.key"))
-    for pem in certificate.cert_chain_pems:
-        pem.write_to_path(str(folder / f"{name}.pem"), append=True)
+    (folder / f"{name}.pem").write_bytes(b"".join(pem.bytes() for pem in certificate.cert_chain_pems))
     trusted = ssl.create_default_context()
     authority.configure_trust(trusted)
     return trusted
