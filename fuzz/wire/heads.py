@@ -28,7 +28,7 @@ Head = RequestHead | ResponseHead
 
 
 def check(data: bytes) -> None:
-    """See `Target`. Options: whether it is an engine's head, and an eighth of the bound of one head, less 1."""
+    """See `Target`. Options: whether it is an engine's head, and an eighth of the bound, less 1."""
     raw, (kind, bound) = split(data, 2)
     response, bound = bool(kind & 1), bound * 8 + 8
     whole, bounded = _read([raw], ROOMY, response), _read([raw], bound, response)
