@@ -109,9 +109,10 @@ def test_an_address_that_is_taken_ends_serving_with_status_1_and_one_line(
 
 
 def test_a_unix_socket_in_a_folder_that_is_not_there_ends_serving_with_status_1(tmp_path: Path) -> None:
-    bind = {"bind": [f"unix:{tmp_path / 'nowhere' / 'gw.sock'}"]}
-    ended = serve("--config", write(tmp_path, configuration(models=[], server=bind)))
+    bind = f"unix:{tmp_path / 'nowhere' / 'gw.sock'}"
+    ended = serve("--config", write(tmp_path, configuration(models=[], server={"bind": [bind]})))
     assert ended.returncode == 1
+    assert bind in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -62,13 +62,13 @@ async def test_a_file_is_never_taken_away(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
-async def test_if_one_address_can_not_be_had_all_are_given_back() -> None:
+async def test_if_one_address_can_not_be_had_it_is_named_and_all_are_given_back() -> None:
     before = len(os.listdir("/proc/self/fd"))
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = other.getsockname()[1]
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(OSError, match=f"in use: '127.0.0.1:{taken}'"):
             await open_listeners(("127.0.0.1:0", f"127.0.0.1:{taken}"))
     assert len(os.listdir("/proc/self/fd")) == before
 

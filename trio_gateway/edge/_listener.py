@@ -31,15 +31,18 @@ async def open_listeners(binds: tuple[str, ...]) -> list[trio.SocketListener]:
         binds: ``host:port``, ``[v6]:port`` or ``unix:path``.
 
     Raises:
-        OSError: an address can not be had.
+        OSError: an address can not be had; its ``filename`` says which.
     """
     listeners: list[trio.SocketListener] = []
     try:
         for bind in binds:
-            if bind.startswith("unix:"):
-                listeners.append(_listen_unix(bind.removeprefix("unix:")))
-            else:
-                listeners += await _listen_tcp(bind)
+            try:
+                if bind.startswith("unix:"):
+                    listeners.append(_listen_unix(bind.removeprefix("unix:")))
+                else:
+                    listeners += await _listen_tcp(bind)
+            except OSError as exc:
+                raise OSError(exc.errno, exc.strerror, bind) from exc  # the system's own words name none
     except BaseException:
         for listener in listeners:
             listener.socket.close()
