@@ -44,7 +44,7 @@ test: environment ## the whole test suite (ARGS="-k words" narrows it)
 FLAKE8_ASYNC := --startable-in-context-manager=serve_admin,run
 
 .PHONY: check
-check: $(STAMPS)/dev ## format, lint, types and import floors, in seconds
+check: $(STAMPS)/dev ## format, lint, types and import floors, without running anything
 	@failed=''; \
 	run() { name=$$1; shift; printf '== %s\n' "$$name"; "$$@" || failed="$$failed $$name"; }; \
 	run format $(RUN) -m ruff format --check --output-format concise .; \
