@@ -50,9 +50,9 @@ check: $(STAMPS)/dev ## format, lint, types and import floors, without running a
 	run format $(RUN) -m ruff format --check --output-format concise .; \
 	run lint $(RUN) -m ruff check --output-format concise .; \
 	run async sh -c 'find trio_gateway bench fuzz -name "*.py" -print0 2>/dev/null | \
-	  xargs -0 $(RUN) -m flake8_async $(FLAKE8_ASYNC)'; \
+	  xargs -0 -n 25 -P 2 $(RUN) -m flake8_async $(FLAKE8_ASYNC)'; \
 	run async-tests sh -c 'find tests -name "*.py" -print0 | \
-	  xargs -0 $(RUN) -m flake8_async $(FLAKE8_ASYNC) --disable=ASYNC124,ASYNC9'; \
+	  xargs -0 -n 25 -P 2 $(RUN) -m flake8_async $(FLAKE8_ASYNC) --disable=ASYNC124,ASYNC9'; \
 	run types $(RUN) -m mypy; \
 	run floors $(VENV)/bin/lint-imports --no-cache --no-logo; \
 	if [ -n "$$failed" ]; then printf '\nmake check: failed:%s\n' "$$failed"; exit 1; fi; \

@@ -84,7 +84,7 @@ async def _talk(server: HttpServer, pieces: list[bytes], ending: Ending, leaves:
             await _send(ours, pieces)
             if leaves:
                 ours.close()
-                return
+                return  # noqa: ASYNC121 - the server sees the close, so the nursery ends by itself
             if ending == "fin":
                 ours.shutdown(socket.SHUT_WR)
             reader = AnswerReader()
