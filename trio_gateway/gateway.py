@@ -273,6 +273,9 @@ class Gateway:
         if complaint is not None:
             self._log.write("warning", "certificate_refused", reason=complaint)
 
+    def _troubled(self, exchange_id: str, worker: str, detail: str) -> None:
+        self._log.write("warning", "attempt_failed", exchange_id=exchange_id, worker=worker, detail=detail)
+
     def _complain(self, exc: OSError) -> None:
         self._log.write("error", "accept_failed", error=str(exc))
 
@@ -293,6 +296,7 @@ class Gateway:
                 pool=self.buffers,
                 limits=_attempt_limits(settings),
                 wall=time.time,
+                troubled=self._troubled,
             ),
             books=self.books,
             budget=RetryBudget(settings.retry.budget_ratio),

@@ -557,3 +557,16 @@ async def test_no_answer_header_of_an_engine_reaches_the_client() -> None:
             "x-accel-buffering",
             "transfer-encoding",
         }
+
+
+async def test_an_operator_reads_why_a_worker_could_not_be_reached() -> None:
+    with refusing_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        async with serving(url) as gateway:
+            answer = await gateway.ask(chat_request())
+            assert answer.status == 502
+            assert b"refused" not in answer.body
+    (line,) = gateway.logged("attempt_failed")
+    assert line["worker"] == "w1"
+    assert "Connection refused" in line["detail"]
+    assert line["exchange_id"] == gateway.records[0].exchange_id

@@ -477,6 +477,14 @@ NAMED_USED = {"input_tokens": 3, "output_tokens": 2, "input_tokens_details": {"c
         (MESSAGES, {"stop_reason": "x", "usage": {"output_tokens": -1, "input_tokens": True}}, Usage()),
         (MESSAGES, {"stop_reason": "x", "usage": {"output_tokens": 2**53 + 1}}, Usage()),
         (MESSAGES, {"stop_reason": "x", "usage": [1]}, Usage()),
+        (
+            MESSAGES,
+            {
+                "stop_reason": "x",
+                "usage": {"input_tokens": 1, "cache_read_input_tokens": 30, "cache_creation_input_tokens": 2},
+            },
+            Usage(33, 30),
+        ),
     ],
 )
 def test_an_answer_of_a_named_kind_says_that_it_is_whole(

@@ -44,6 +44,10 @@ Headers = tuple[tuple[str, str], ...]
 Relay = StreamRelay | NamedRelay | OllamaRelay
 
 
+def _say_nothing(exchange_id: str, worker: str, detail: str) -> None:
+    """Nobody listens."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
     """Bounds of one attempt.
@@ -66,6 +70,8 @@ class AttemptParts:
 
     Attributes:
         wall: the wall clock, for Retry-After dates.
+        troubled: told exchange id, worker id and what went wrong between us and an engine;
+            for operators only, it may name addresses.
     """
 
     engine: EnginePort
@@ -73,6 +79,7 @@ class AttemptParts:
     pool: BufferPool
     limits: AttemptLimits
     wall: Callable[[], float]
+    troubled: Callable[[str, str, str], None] = _say_nothing
 
 
 class Attempt:
@@ -156,6 +163,7 @@ class Attempt:
             with answer:
                 return await self._read(answer, lease.worker)
         except UpstreamFailed as failed:
+            self._parts.troubled(self._request.exchange_id, lease.worker.id, str(failed))
             return _retry.of_transport(failed)
         except Refused as refused:
             return _retry.not_possible(refused.problem)

@@ -177,8 +177,13 @@ def read_named_usage(value: dict[str, Any], holder: str, before: Usage) -> Usage
     def count(found: object, old: int | None) -> int | None:
         return found if type(found) is int and 0 <= found <= 2**53 else old
 
+    prompt = count(usage.get("input_tokens"), None)
+    if prompt is not None:
+        # Anthropic counts what came from a cache, or went into one, apart from the rest of the prompt.
+        apart = ("cache_read_input_tokens", "cache_creation_input_tokens")
+        prompt += sum(count(usage.get(name), 0) or 0 for name in apart)
     return Usage(
-        count(usage.get("input_tokens"), before.prompt),
+        before.prompt if prompt is None else prompt,
         count(cached, before.cached),
         count(usage.get("output_tokens"), before.generated),
     )
