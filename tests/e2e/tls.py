@@ -74,16 +74,13 @@ class TlsSocket:
 
     async def shake_hands(self) -> None:
         """Agree on a session."""
-        while True:
-            try:
-                self.tls.do_handshake()
-                return
-            except ssl.SSLWantReadError:
-                await self._flush()
-                if not await self._more(16 * 1024):
-                    raise ConnectionError("closed in the middle of the handshake") from None
-            finally:
-                await self._flush()
+        while (failure := self._step()) is not None:
+            await self._flush()  # an alert that says why, perhaps
+            if not isinstance(failure, ssl.SSLWantReadError):
+                raise failure
+            if not await self._more(16 * 1024):
+                raise ConnectionError("closed in the middle of the handshake")
+        await self._flush()
 
     async def send(self, data: memoryview) -> int:
         """Encrypt and send."""
@@ -136,6 +133,14 @@ class TlsSocket:
     def close(self) -> None:
         """As a socket does, without ``close_notify``."""
         self.sock.close()
+
+    def _step(self) -> ssl.SSLError | None:
+        """Go on with the handshake, and answer what keeps it from being done."""
+        try:
+            self.tls.do_handshake()
+        except ssl.SSLError as exc:
+            return exc
+        return None
 
     async def _more(self, size: int) -> bool:
         data = await self.sock.recv(size)
