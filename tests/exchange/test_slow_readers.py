@@ -287,6 +287,19 @@ async def test_the_last_event_in_the_writers_hand_waits_too(autojump_clock: Mock
         assert rig.record.outcome == "client_stalled"
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_that_comes_late_is_not_late_itself(stream: bool, autojump_clock: MockClock) -> None:
+    """All of it fits in one write, of which the socket takes a part at first."""
+    async with rigged(max_lag=50.0) as rig:
+        await trio.sleep(500)
+        client = RecordingClient(room=10)
+        running = rig.start(make_request(stream=stream), client)
+        await trio.sleep(20)
+        client.read(10_000)
+        await running.over.wait()
+        assert rig.record.outcome == "completed"
+
+
 async def test_a_slow_client_that_keeps_within_the_lag_goes_on(autojump_clock: MockClock) -> None:
     script = (Head(), *(WORD, Wait(10)) * 20, *END)
     async with rigged(script, max_lag=50.0) as rig:
