@@ -146,9 +146,9 @@ class TlsConnection(Connection):
     """A client's socket with a TLS session on it. See Connection.
 
     `written` counts plaintext; what waits, and what the kernel tells, is
-    ciphertext. A FIN or ``close_notify`` means gone: nothing harmless can be
-    written that would ask a client which ended its sending, and TLS libraries
-    close both directions at once.
+    ciphertext. A client that ends its sending is gone: ``close_notify`` closes
+    both directions in TLS 1.2 (RFC 5246 section 7.2.1), and a FIN without it is
+    an end that nobody vouches for.
 
     Args:
         context: of `server_context`.
