@@ -419,7 +419,7 @@ async def test_others_have_their_turn_while_a_body_in_tiny_chunks_is_read() -> N
 
     framed = chunked(b"x" * 10 * KIB, 1)
     assert await read_body_that_came_at_once(framed, others) == b"x" * 10 * KIB
-    assert turns >= len(framed) // CHUNKED_STEP
+    assert turns >= len(framed) // CHUNKED_STEP - 2  # who is first, and who sees the last step, is chance
 
 
 async def test_a_body_in_tiny_chunks_costs_no_more_memory_than_another() -> None:
