@@ -109,8 +109,10 @@ class Generator:
             ClientGone: before the exchange began.
         """
         head = incoming.head
-        body = await incoming.read_body()
-        request = await self._understand(head, body, operation, caller, exchange_id, incoming.arrived)
+        # The body has no name here: it is not needed beside its fields, for as long as the answer takes.
+        request = await self._understand(
+            head, await incoming.read_body(), operation, caller, exchange_id, incoming.arrived
+        )
         client = HttpClient(
             incoming.connection,
             head,

@@ -162,6 +162,7 @@ class Exchange:
             return ending
         finally:
             self._settle(self._scope.ending or SHUT_DOWN)
+            self._fall_apart()
 
     @contextlib.contextmanager
     def _reporting_bugs(self) -> Iterator[None]:
@@ -366,6 +367,14 @@ class Exchange:
         record = self.tally.record(self.request, ending, parts.boot_id, now, parts.attempts.wall())
         parts.books.settle(record, waiting=self._waiting)
         parts.settled(record)
+
+    def _fall_apart(self) -> None:
+        """Let go of the parts that know this exchange: in a circle the body would outlive its answer.
+
+        The collector of circles comes by the number of objects, not by their bytes.
+        """
+        self._attempt = None
+        del self._clock, self._delivery
 
     def _look(self, now: float) -> float:
         """The clock: do what is due, and answer when to look again."""
