@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.serving import Serving, open_descriptors, serving, tenant
+from trio_gateway.admin._server import MOST_OPERATORS
 from trio_gateway.testing import (
     Answer,
     CloseFin,
@@ -248,6 +250,9 @@ async def test_an_operator_that_does_not_read_is_closed(
         for number in range(1, 11):
             await gateway.ask(chat_request())
             await gateway.settled(number)
+        await gateway.until(
+            lambda: gateway.gateway.server.open == 0
+        )  # callers' connections end a little later
         before = open_descriptors()
         with trio.fail_after(20), await RawClient.connect(tmp_path / "admin.sock") as client:
             await client.send(b"GET %b HTTP/1.1\r\nhost: a\r\n\r\n" % STATISTICS.encode() * 200)
@@ -256,6 +261,33 @@ async def test_an_operator_that_does_not_read_is_closed(
         with trio.fail_after(10), await RawClient.connect(tmp_path / "admin.sock") as client:
             await client.request("GET", "/livez")
             assert (await client.read_to_end()).status == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /livez HT", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"])
+async def test_an_operator_that_left_costs_nothing_any_more(sent: bytes) -> None:
+    async with serving(models=[]) as gateway:
+        before = open_descriptors()
+        for _ in range(5):
+            with await RawClient.connect(gateway.admin_address) as client:
+                await client.send(sent)
+                client.half_close()
+                with trio.fail_after(10):
+                    await client.read_closed()
+        await gateway.until(lambda: open_descriptors() == before)
+
+
+async def test_operators_beyond_their_number_are_closed_and_clients_do_not_notice() -> None:
+    async with serving(models=[]) as gateway:
+        with ExitStack() as operators:
+            for _ in range(MOST_OPERATORS):
+                client = operators.enter_context(await RawClient.connect(gateway.admin_address))
+                await client.request("GET", "/livez")
+                with trio.fail_after(10):
+                    assert (await client.read_to_end()).status == 200
+            with await RawClient.connect(gateway.admin_address) as further, trio.fail_after(10):
+                await further.read_closed()
+                assert further.received == b""
+            assert (await gateway.get("/livez")).status == 200
 
 
 async def test_it_can_listen_on_a_unix_socket(tmp_path: Path) -> None:

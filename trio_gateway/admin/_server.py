@@ -1,8 +1,9 @@
 """Hypercorn for operators, guarded: no request of theirs can end the process or hold up its end.
 
 Stock Hypercorn's Trio worker lets any exception of one connection leave through
-its server nursery, and writes under a shield without a limit. Both are cured by
-the subclass here (measured and described in docs/decisions).
+its server nursery, writes under a shield without a limit, and keeps a connection
+that its peer closed for as long as an idle one. All are cured by the subclass
+here (the first two are measured and described in docs/decisions).
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import trio
 from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError
 from hypercorn.trio import run as hypercorn_run
@@ -23,6 +24,9 @@ from hypercorn.trio.tcp_server import TCPServer
 from starlette.applications import Starlette
 
 STUCK: Final = 5.0  # seconds that one write to an operator may take
+MOST_OPERATORS: Final = (
+    32  # connections at a time; the gateway keeps twice as many descriptors free of clients
+)
 
 
 class Http1Only(ProtocolWrapper):
@@ -41,12 +45,25 @@ class GuardedServer(TCPServer):
 
     Attributes:
         bug: takes an exception that should not have happened.
+        open: the connections that are served now; one set for each class.
     """
 
     bug: Callable[[str, BaseException], None] = staticmethod(lambda where, exc: None)
+    open: ClassVar[set[GuardedServer]] = set()
+    _ended = False  # the peer sends nothing more
 
     async def run(self) -> None:
-        """Serve the connection; never raises but Cancelled."""
+        """Serve the connection; never raises but Cancelled. One beyond `MOST_OPERATORS` is closed."""
+        if len(self.open) >= MOST_OPERATORS:
+            await trio.aclose_forcefully(self.stream)
+            return
+        self.open.add(self)
+        try:
+            await self._run_guarded()
+        finally:
+            self.open.discard(self)
+
+    async def _run_guarded(self) -> None:
         try:
             await super().run()
         except* trio.Cancelled:
@@ -55,8 +72,15 @@ class GuardedServer(TCPServer):
             self.bug("admin connection", group)
             await trio.aclose_forcefully(self.stream)
 
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        self._ended = True
+        await self.idle_task.stop()  # no request will come that it would be worth waiting for
+
     async def protocol_send(self, event: Event) -> None:
         """Write within a limit; a peer that does not read is closed."""
+        if self._ended and isinstance(event, Updated):
+            return
         if not isinstance(event, RawData):
             await super().protocol_send(event)
             return
@@ -95,7 +119,7 @@ async def serve_admin(
     config.errorlog.disabled = True
     config.graceful_timeout = 1.0
     config.keep_alive_timeout = 75.0
-    guarded = type("Guarded", (GuardedServer,), {"bug": staticmethod(bug)})
+    guarded = type("Guarded", (GuardedServer,), {"bug": staticmethod(bug), "open": set()})
     # Hypercorn names each of these classes in one module alone.
     vars(hypercorn_run)["TCPServer"] = guarded
     vars(tcp_server)["ProtocolWrapper"] = Http1Only
