@@ -33,6 +33,7 @@ def ends_of_events(blocks: list[bytes]) -> list[int]:
 
 
 @given(st.lists(BLOCKS, max_size=8), st.lists(st.integers(0, 150), max_size=8), st.data())
+@example([b"data: a\n\n", b"data: b\n\n"], [7], None)
 @example([b"data: a\n\n", b"data: b\n\n"], [8], None)
 @example([b'data: {"a": 1}\n\n'], [10], None)
 @example([b": keep-alive\n\n", b"data: a\n\n"], [13], None)
