@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.exchange.rig import error_of, is_whole, rigged, text_of
+from trio_gateway.contract import Ending, Outcome
 from trio_gateway.testing import (
     Chunk,
     CloseReset,
@@ -301,10 +302,47 @@ async def test_an_answer_that_comes_late_is_not_late_itself(stream: bool, autoju
 
 
 async def test_a_slow_client_that_keeps_within_the_lag_goes_on(autojump_clock: MockClock) -> None:
+    """Each event waits for five seconds; together they wait for longer than one may."""
     script = (Head(), *(WORD, Wait(10)) * 20, *END)
-    async with rigged(script, max_lag=50.0) as rig:
-        client = RecordingClient(room=100)
-        await rig.trickle(client, 200)
-        running = await rig.run(client=client)
+    async with rigged(script, max_lag=50.0, heartbeat_after=0) as rig:
+        client = RecordingClient(room=0)
+        running = rig.start(client=client)
+        for _ in range(20):
+            await trio.sleep(5)
+            assert client.pending
+            client.read(client.pending + running.exchange.buffered)
+            await trio.sleep(5)
+        client.read(1_000_000)
+        await running.over.wait()
         assert is_whole(client)
         assert running.ended_after >= 200
+
+
+async def test_a_heartbeat_waits_from_when_it_was_written(autojump_clock: MockClock) -> None:
+    script = (Head(), WORD, Wait(500), WORD, *END)
+    async with rigged(script, max_lag=50.0, stall_timeout=80.0, between_events=600.0) as rig:
+        client = RecordingClient(room=100)
+        running = rig.start(client=client)
+        await trio.sleep(1)
+        client.read(client.pending + 3 * len(b": keep-alive\n\n") + 5)  # the fourth heartbeat is stuck
+        await running.over.wait()
+        assert client.comments == 3
+        assert rig.record.outcome == "client_stalled"
+        assert running.ended_after == pytest.approx(40 + 50, abs=1)
+
+
+async def test_what_waits_goes_on_as_soon_as_the_client_reads_though_the_engine_is_silent(
+    autojump_clock: MockClock,
+) -> None:
+    async with rigged((Head(), WORD, Wait(2), WORD, Hold()), heartbeat_after=0) as rig:
+        client = RecordingClient()
+        running = rig.start(client=client)
+        await trio.sleep(1)
+        client.stop_reading()
+        client.read(100)
+        await trio.sleep(5)
+        assert client.pending
+        client.read(1_000_000)
+        await wait_all_tasks_blocked()
+        assert text_of(client) == "x" * 1800
+        running.exchange.end(Ending(Outcome.OPERATOR_CANCELLED))
