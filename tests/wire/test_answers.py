@@ -576,3 +576,10 @@ def test_usage_is_taken_out_and_all_else_stays(text: str, usage: str) -> None:
     body = text.encode().replace(b"{", b'{"usage" : ' + usage.encode() + (b"," if before else b""), 1)
     expected = {key: raw for key, raw in before.items() if key != "usage"}
     assert raw_members(drop_usage(body)) == expected
+
+
+@pytest.mark.parametrize("index", [1, 7, -1])
+def test_a_finish_of_a_choice_that_nobody_asked_for_makes_no_answer_whole(index: int) -> None:
+    body = dumped({"choices": [{"index": index, "finish_reason": "stop"}]})
+    with pytest.raises(EngineProtocolError):
+        judge_answer(body, CHAT, 1)

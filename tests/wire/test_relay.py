@@ -655,3 +655,14 @@ def test_a_failed_chunk_ends_a_choice_with_an_error(operation: Any, key: str) ->
     (choice,) = json.loads(found.data)["choices"]
     assert choice["finish_reason"] == "error"
     assert not choice[key]
+
+
+@pytest.mark.parametrize(
+    ("choices", "indices", "whole"),
+    [(1, [7], False), (2, [0, 7], False), (2, [1, 0], True), (1, [0, 7], True)],
+)
+def test_only_the_expected_choices_make_an_answer_whole(
+    choices: int, indices: list[int], whole: bool
+) -> None:
+    _, relay = relayed(A, *(chunk(ends(index=index)) for index in indices), DONE, like=shape(choices))
+    assert relay.all_finished is whole

@@ -138,7 +138,7 @@ def judge_answer(
             unsaid = all(c.finish_reason == ABORT and not c.says_something for c in given_up)
             return EngineError(503 if unsaid else 500, gave_up=unsaid)
         finished = {c.index for c in answer.choices or () if c.finish_reason}
-        if len(finished) < choices:
+        if not finished.issuperset(range(choices)):
             raise EngineProtocolError("the answer has a choice without a finish reason")
     return _read_usage(answer.usage)
 

@@ -101,7 +101,8 @@ class StreamRelay:
     @property
     def all_finished(self) -> bool:
         """Whether every expected choice has its finish reason."""
-        return len(self._finished) >= self._shape.choices and self.fault is None and not self.aborted
+        whole = self._finished.issuperset(range(self._shape.choices))
+        return whole and self.fault is None and not self.aborted
 
     @property
     def over(self) -> bool:
@@ -267,7 +268,7 @@ class StreamRelay:
                 return False
             if reason:
                 index = choice.get("index")
-                self._finished.add(index if isinstance(index, int) else 0)
+                self._finished.add(index if type(index) is int else 0)
             commits = commits or bool(reason) or _has_output(choice)
         if commits:
             self.committed = True
