@@ -70,7 +70,17 @@ pytestmark = [
 def play(kind: str, results: Path) -> tuple[list[dict[str, Any]], str]:
     """Play all cases of a kind and answer their results and what the runner printed."""
     command = [sys.executable, str(RUNNER), "--adapter", str(HERE / "adapter.py"), "--only", kind]
-    command += ["--strict", "--exempt", "breaker", "--slack", str(SLACK_MS), "--json", str(results)]
+    command += [
+        "-j",
+        "2",
+        "--strict",
+        "--exempt",
+        "breaker",
+        "--slack",
+        str(SLACK_MS),
+        "--json",
+        str(results),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as runner:
         try:
             output, _ = runner.communicate()
