@@ -18,7 +18,7 @@ from tests.wire.grammar import (
     ordinary_fields,
     pieces_of,
 )
-from trio_gateway.errors import BadFraming, EngineProtocolError, WireError
+from trio_gateway.errors import CODES, BadFraming, EngineProtocolError, WireError
 from trio_gateway.wire._head_parser import PARSER, H11Parser, HeadParser, HttptoolsParser, httptools
 from trio_gateway.wire._http1 import (
     CHUNKED,
@@ -487,6 +487,13 @@ def test_a_written_response_reads_back(parser: HeadParser, status: int) -> None:
     assert parse_response_head(written, MANY, parser) == ResponseHead(
         status, ((b"content-length", b"3"), (b"x-a", b"\xe4b")), 3, True
     )
+
+
+def test_every_status_that_is_ours_has_its_phrase() -> None:
+    for status in {200, *(info.status for info in CODES.values())}:
+        phrase = write_response_head(status, []).decode().removeprefix(f"HTTP/1.1 {status} ").rstrip()
+        assert phrase.istitle() or phrase == "OK"
+    assert write_response_head(499, []) == b"HTTP/1.1 499 \r\n\r\n"
 
 
 @pytest.mark.parametrize("parser", PARSERS)
