@@ -314,8 +314,9 @@ async def test_every_sdk_comes_back_when_we_say_when(status: int) -> None:
         for record in gateway.records:
             arrivals.setdefault(record.model, []).append(record.arrived_at)
         assert len(arrivals) == len(WAYS)
-        # The engine asked for a second, and not one client came sooner.
-        assert all(max(times) - min(times) > 0.95 for times in arrivals.values())
+        # The engine asked for a second; by themselves these clients wait for half of one at most.
+        waited = {model: max(times) - min(times) for model, times in arrivals.items()}
+        assert {model: wait for model, wait in waited.items() if wait <= 0.6} == {}
 
 
 async def test_every_sdk_gives_up_after_the_retries_that_it_was_given() -> None:
