@@ -81,6 +81,13 @@ def test_the_phase_is_what_the_client_had() -> None:
     assert (tally.headers, tally.first_content, tally.status) == (2.0, 3.0, 200)
 
 
+def test_only_the_first_head_counts() -> None:
+    tally = Tally()
+    tally.begin(2.0, 200)
+    tally.begin(3.0, 503)
+    assert (tally.headers, tally.status) == (2.0, 200)
+
+
 def test_a_heartbeat_in_the_queue_is_a_byte() -> None:
     tally = Tally()
     tally.begin(2.0, 200)

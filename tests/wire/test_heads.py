@@ -391,6 +391,13 @@ def test_every_ordinary_field_is_read(parser: HeadParser, fields: list[bytes]) -
 
 
 @pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("lines", [b"", b"A: b\r\n", b"A: b", b"A"])
+def test_header_lines_without_their_blank_line_are_no_head(parser: HeadParser, lines: bytes) -> None:
+    with pytest.raises(BadFraming):
+        parser.fields(lines)
+
+
+@pytest.mark.parametrize("parser", PARSERS)
 def test_every_character_of_a_token_may_stand_in_a_name(parser: HeadParser) -> None:
     name = TOKEN_CHARACTERS.encode()
     assert parse(request(name + b": x\r\n"), parser).header(name.lower()) == b"x"
