@@ -266,7 +266,27 @@ async def test_unsent_events_are_dropped_but_the_begun_one_is_finished(
         assert len(text) % 6000 == 0  # whole events only
         assert 3 <= len(text) / 6000 < 10  # all that was begun, and not all that waited
         assert b"[DONE]" not in client.events
+        assert error_of(client)["gateway"]["tokens_delivered"] == 3  # when it was written
         assert rig.record.outcome == outcome_of(cause)
+
+
+@pytest.mark.parametrize(("cause", "code", "status"), TOLD)
+async def test_an_error_answer_that_the_socket_does_not_take_at_once_has_two_seconds_too(
+    cause: Cause, code: str, status: int, autojump_clock: MockClock
+) -> None:
+    async with rigged((Hold(),)) as rig:
+        slow, silent = (started(rig, cause, RecordingClient(room=10)) for _ in range(2))
+        await happen(slow, cause)
+        if isinstance(cause, Ending):
+            silent.exchange.end(cause)
+        await trio.sleep(1)
+        slow.client.read(10_000)
+        await slow.over.wait()
+        assert slow.client.finished
+        assert slow.ended_after == pytest.approx(AT + 1)
+        await silent.over.wait()
+        assert silent.client.was_cut
+        assert silent.ended_after == pytest.approx(AT + 2)
 
 
 @pytest.mark.parametrize(("cause", "code", "status"), TOLD)
@@ -324,6 +344,7 @@ async def test_after_content_an_upstream_failure_says_all_that_arrived_and_then_
         assert not running.over.is_set()
         client.read(1_000_000)
         await running.over.wait()
+        assert running.ended_after == 1  # at once, when the client had read it all
         assert text_of(client) == "".join(words)
         assert error_of(client)["code"] == "engine_failed"
         assert client.finished
@@ -344,6 +365,7 @@ async def test_a_half_finished_buffered_answer_is_cut(autojump_clock: MockClock)
         await happen(running, OPERATOR)
         await running.over.wait()
         assert client.was_cut
+        assert running.ended_after == pytest.approx(AT)  # there is nothing to be said in its middle
         assert len(client.received) == 20_000
         assert rig.record.outcome == "operator_cancelled"
 
