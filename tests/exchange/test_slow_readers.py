@@ -188,6 +188,33 @@ async def test_bytes_wait_for_the_whole_stall_time_counted_anew_after_silence(
         assert rig.record.outcome == "client_stalled"
 
 
+async def test_bytes_that_begin_to_wait_between_two_looks_have_the_whole_time_too(
+    autojump_clock: MockClock,
+) -> None:
+    script = (Head(), WORD, WORD, Wait(50.7), WORD, Hold())
+    async with rigged(script, stall_timeout=10.0, heartbeat_after=0, between_events=500.0) as rig:
+        client = RecordingClient(room=100)
+        running = rig.start(client=client)
+        await trio.sleep(1)
+        client.read(client.pending + running.exchange.buffered)
+        await running.over.wait()
+        assert 60.7 <= running.ended_after <= 61.7
+        assert rig.record.outcome == "client_stalled"
+
+
+async def test_a_heartbeat_that_no_socket_takes_is_seen_to_at_once(autojump_clock: MockClock) -> None:
+    """It is the first of which something waits; the next heartbeat would be far away."""
+    script = (Head(), WORD, Hold())
+    async with rigged(script, stall_timeout=10.0, heartbeat_after=60.0, between_events=500.0) as rig:
+        client = RecordingClient()
+        running = rig.start(client=client)
+        await trio.sleep(1)
+        client.stop_reading()
+        await running.over.wait()
+        assert running.ended_after == pytest.approx(70, abs=1)
+        assert rig.record.outcome == "client_stalled"
+
+
 async def test_the_end_of_a_stream_stalls_too(autojump_clock: MockClock) -> None:
     async with rigged(chat_stream("x" * 5000), stall_timeout=30.0) as rig:
         running = await rig.run(client=RecordingClient(room=100))
@@ -316,6 +343,86 @@ async def test_a_slow_client_that_keeps_within_the_lag_goes_on(autojump_clock: M
         await running.over.wait()
         assert is_whole(client)
         assert running.ended_after >= 200
+
+
+async def test_an_event_waits_from_when_it_came_though_it_finds_no_room(autojump_clock: MockClock) -> None:
+    """It is larger than the room, so it stays in the pump's hand until what stands before it is gone."""
+    early = (chat_chunk({"content": "x" * 9_900}),) * 4
+    script = (Head(), *early, chat_chunk({"content": "y" * 90_000}), Hold())
+    async with rigged(script, max_lag=50.0, buffer_bytes=95 * KiB, between_events=500.0) as rig:
+        client = RecordingClient(room=0)
+        await rig.trickle(client, 1000)
+        running = rig.start(client=client)
+        await trio.sleep(1)
+        assert running.exchange.channel.statistics().sender_waiting
+        await running.over.wait()
+        assert running.ended_after == pytest.approx(50, abs=1)
+        assert len(client.received) > 40_000  # the large one had begun
+        assert rig.record.outcome == "client_stalled"
+
+
+async def test_what_the_socket_took_of_a_write_waits_no_longer(autojump_clock: MockClock) -> None:
+    """Many events leave in one write, the first of them long before the last."""
+    script = (Head(), chat_chunk({"content": "x" * 7000}), *(Wait(1), chat_chunk({"content": "y"})) * 40)
+    limits: dict[str, Any] = {"max_lag": 50.0, "stall_timeout": 100.0, "heartbeat_after": 0.0}
+    async with rigged((*script, *END), **limits) as rig:
+        client = RecordingClient(room=100)
+        running = rig.start(client=client)
+        await trio.sleep(40.5)
+        waiting = running.exchange.buffered
+        client.read(client.pending)
+        await wait_all_tasks_blocked()
+        assert client.pending > waiting * 0.9  # all in one write
+        for _ in range(20):  # two events a second
+            assert not running.over.is_set()
+            client.read(waiting / 20)
+            await trio.sleep(1)
+        client.read(1_000_000)
+        await running.over.wait()
+        assert is_whole(client)
+        assert running.ended_after > 59
+
+
+async def test_what_is_left_of_a_write_still_waits_from_when_it_came(autojump_clock: MockClock) -> None:
+    """As above, but the client stops in the middle: the oldest that is left decides."""
+    script = (Head(), chat_chunk({"content": "x" * 7000}), *(Wait(1), chat_chunk({"content": "y"})) * 40)
+    limits: dict[str, Any] = {"max_lag": 50.0, "stall_timeout": 100.0, "heartbeat_after": 0.0}
+    async with rigged((*script, Hold()), **limits) as rig:
+        client = RecordingClient(room=100)
+        running = rig.start(client=client)
+        await trio.sleep(40.5)
+        waiting = running.exchange.buffered
+        client.read(client.pending + waiting / 2 + 2)  # twenty events, and two bytes of the next
+        await running.over.wait()
+        assert running.ended_after == pytest.approx(21 + 50, abs=1)
+        assert rig.record.outcome == "client_stalled"
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_question_of_the_port_waits_from_when_it_was_asked(
+    reads: bool, autojump_clock: MockClock
+) -> None:
+    """Not from when the last event did that had to wait, long ago."""
+    script = (Head(), WORD, WORD, Wait(200), *END)
+    limits: dict[str, Any] = {"max_lag": 50.0, "stall_timeout": 100.0, "between_events": 500.0}
+    async with rigged(script, **limits, heartbeat_after=0) as rig:
+        client = RecordingClient(room=100)
+        running = rig.start(client=client)
+        await trio.sleep(1)
+        client.read(client.pending + running.exchange.buffered)
+        await trio.sleep(99)
+        client.stop_reading()
+        client.read(5)
+        client.half_close()
+        await trio.sleep(40)
+        assert 0 < client.pending < 20
+        assert not running.over.is_set()
+        if reads:
+            client.read(1_000_000)
+        await running.over.wait()
+        assert is_whole(client) is reads
+        assert running.ended_after == pytest.approx(200 if reads else 150, abs=1)
+        assert rig.record.outcome == ("completed" if reads else "client_stalled")
 
 
 async def test_a_heartbeat_waits_from_when_it_was_written(autojump_clock: MockClock) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 import trio
 from hypothesis import given
@@ -91,6 +93,35 @@ async def test_what_must_be_said_is_put_whatever_the_cap_says() -> None:
     await channel.put(b"a" * 10)
     channel.put_nowait(b"b" * 10)
     assert (channel.used, pool.used) == (20, 20)
+
+
+async def test_a_block_waits_from_when_it_was_to_be_put(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    channel, _ = channel_of()
+    await channel.put(b"a" * 8)
+    putting = Putting(channel, b"b" * 20, nursery)
+    await trio.sleep(5)
+    assert not putting.through
+    assert channel.take_dated(CAP) == (b"a" * 8, deque([(8, 0.0)]))
+    await trio.sleep(1)
+    assert putting.through
+    assert channel.oldest_since == 0
+
+
+async def test_what_is_taken_tells_where_each_block_in_it_ends_and_since_when_it_waits(
+    autojump_clock: MockClock,
+) -> None:
+    channel, _ = channel_of(cap=100)
+    for block in (b"aaa", b"bb", b"c" * 12):
+        await channel.put(block)
+        await trio.sleep(1)
+    assert channel.take_dated(4) == (b"aaa", deque([(3, 0.0)]))
+    assert channel.take_dated(12) == (b"bb", deque([(2, 1.0)]))
+    assert channel.take_dated(10) == (b"c" * 10, deque([(10, 2.0)]))
+    await channel.put(b"d")
+    assert channel.take_dated(10) == (b"ccd", deque([(2, 2.0), (3, 3.0)]))
+    assert channel.take_dated(10) == (b"", deque())
 
 
 # The pool -------------------------------------------------------------------------------------------------

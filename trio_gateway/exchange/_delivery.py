@@ -8,6 +8,7 @@ order of bytes is the channel's.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -76,7 +77,8 @@ class Delivery:
         self._silent_since = math.inf
         self._taken = -1
         self._taken_at = 0.0
-        self._piece_since = 0.0  # when the oldest block of the pending piece was handed over
+        # Of what is in the port's hand: how many bytes stand behind each block, and since when it waits.
+        self._in_hand: deque[tuple[int, float]] = deque()
         self.blocked = False
 
     def start(self, nursery: trio.Nursery) -> None:
@@ -142,10 +144,10 @@ class Delivery:
         turn = 0
         while True:
             await self._client.flush()
-            since = self._channel.oldest_since
-            piece = self._channel.take(SLOW_PIECE)
-            if since is not None:
-                self._piece_since = since
+            self._in_hand.clear()
+            piece, ends = self._channel.take_dated(SLOW_PIECE)
+            if piece:
+                self._in_hand.extend((len(piece) - end, since) for end, since in ends)
                 self._client.push(piece, last=self._channel.closed and not self._channel.used)
                 turn = (turn + 1) % PIECES_A_TURN
                 if not turn:
@@ -160,7 +162,7 @@ class Delivery:
         self._client.push(block)
         if self._client.pending:
             self._see_to_pending()
-            self._piece_since = trio.current_time()
+            self._hold_alone(trio.current_time())
 
     def _start_writing(self) -> None:
         if not self._writing:
@@ -170,7 +172,7 @@ class Delivery:
             self._nursery.start_soon(self._write)
 
     def _watch_reader(self) -> None:
-        self._taken_at = self._piece_since = trio.current_time()
+        self._taken_at = trio.current_time()
         self._poke()
 
     async def _write(self) -> None:
@@ -185,7 +187,8 @@ class Delivery:
         """Do what is due, and answer when to look again."""
         if self._client.pending:
             self._see_to_pending()
-        return min(self._look_at_reader(now), self._look_at_silence(now))
+        again = self._look_at_silence(now)  # first: a heartbeat may be what the reader does not take
+        return min(again, self._look_at_reader(now))
 
     def _see_to_pending(self) -> None:
         """Let a writer flush what the port itself may have pushed, to ask a half-closed client."""
@@ -204,13 +207,28 @@ class Delivery:
         if taken != self._taken:
             self._taken, self._taken_at = taken, now
         due = self._taken_at + self._limits.stall_timeout
-        oldest = self._piece_since if self._client.pending else self._channel.oldest_since
-        if oldest is not None:
-            due = min(due, oldest + self._limits.max_lag)
+        due = min(due, self._oldest_since(now) + self._limits.max_lag)
         if due > now:
             return min(due, again)
         self._stalled()
         return math.inf
+
+    def _oldest_since(self, now: float) -> float:
+        """When the oldest block was handed over of which some waits."""
+        pending = self._client.pending
+        if not pending:
+            oldest = self._channel.oldest_since
+            return now if oldest is None else oldest
+        # Framing stands behind the last block, so one whose end just left may count for a few bytes more.
+        while self._in_hand and self._in_hand[0][0] >= pending:
+            self._in_hand.popleft()
+        if not self._in_hand:
+            self._hold_alone(now)  # the port pushed something by itself, to ask a half-closed client
+        return self._in_hand[0][1]
+
+    def _hold_alone(self, since: float) -> None:
+        self._in_hand.clear()
+        self._in_hand.append((0, since))
 
     def _look_at_silence(self, now: float) -> float:
         """Heartbeats: headers and a comment after silence, in every phase."""

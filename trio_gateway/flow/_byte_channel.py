@@ -177,11 +177,15 @@ class ByteChannel:
         return ChannelStatistics(self._used, self._cap, self.oldest_since, bool(self._room), self._closed)
 
     async def put(self, block: bytes) -> None:
-        """Add a block of whole events once there is room. A cancelled put adds nothing."""
+        """Add a block of whole events once there is room. A cancelled put adds nothing.
+
+        The block waits from now on, though it may not be counted yet.
+        """
+        since = trio.current_time()
         await self.wait_room(len(block))
         while self._used and len(block) > self._pool.left:
             await self._pool.wait_free(self._room)
-        self.put_nowait(block)
+        self._add(block, since)
 
     async def wait_room(self, size: int) -> None:
         """Wait until ``size`` bytes fit, or nothing waits at all."""
@@ -191,32 +195,39 @@ class ByteChannel:
 
     def put_nowait(self, block: bytes) -> None:
         """Add a block whatever the cap says: a last error event, or an answer already counted."""
+        self._add(block, trio.current_time())
+
+    def _add(self, block: bytes, since: float) -> None:
         if block:
-            self._blocks.append((block, trio.current_time()))
+            self._blocks.append((block, since))
             self._used += len(block)
             self._pool.take(len(block))
             self._filled.unpark_all()
 
     def take(self, most: int) -> bytes:
         """Take up to ``most`` bytes: several small blocks, or a part of a big one. ``b""``: none wait."""
-        if not self._blocks:
-            return b""
+        return self.take_dated(most)[0]
+
+    def take_dated(self, most: int) -> tuple[bytes, deque[tuple[int, float]]]:
+        """Take as `take` does; answers also where in that each block ends, and since when it waits."""
+        ends: deque[tuple[int, float]] = deque()
         parts: list[bytes] = []
         size = 0
         while self._blocks and size < most:
-            block, _ = self._blocks[0]
+            block, since = self._blocks[0]
             left = len(block) - self._offset
             if size and left > most - size:
                 break  # keep whole blocks together where that costs nothing
             part = block[self._offset : self._offset + most - size] if left > most else block[self._offset :]
             parts.append(part)
             size += len(part)
+            ends.append((size, since))
             self._offset += len(part)
             if self._offset == len(block):
                 self._blocks.popleft()
                 self._offset = 0
         self._give_back(size)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts), ends
 
     def keep_begun_event(self) -> None:
         """Drop what waits, but for the rest of an event that was already taken in part."""
