@@ -323,6 +323,44 @@ async def test_two_engines_without_a_first_token_are_a_timeout(autojump_clock: M
         assert rig.record.outcome == "upstream_failed"
 
 
+ERROR_TEXT: Final = b'{"error":{"message":"top_k is too small"}}'
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        pytest.param((Hold(),), id="that is not ended"),
+        pytest.param((Chunk(b" "), Wait(0.5)) * 400, id="that goes on and on"),
+        pytest.param((Wait(2.9), Chunk(b" "), EndChunks()), id="that ends late"),
+    ],
+)
+async def test_an_error_is_judged_by_what_came_of_it_in_time(
+    stream: bool, rest: FakeScript, autojump_clock: MockClock
+) -> None:
+    script = (Head(400, JSON_HEAD.headers), Chunk(ERROR_TEXT), *rest)
+    async with rigged(script, first_token=100.0) as rig:
+        running = await rig.run(make_request(stream=stream))
+        problem = running.client.problem
+        assert problem is not None
+        assert (problem.status, problem.message) == (400, "top_k is too small")
+        assert 2.5 < running.ended_after <= 3
+        assert (rig.engine.closed, rig.engine.kept) == ((0, 1) if EndChunks() in rest else (1, 0))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_error_of_which_nothing_comes_is_judged_by_its_status(
+    stream: bool, autojump_clock: MockClock
+) -> None:
+    good = chat_stream("good") if stream else chat_answer("good")
+    async with rigged((Head(500), Hold()), good, first_token=100.0) as rig:
+        running = await rig.run(make_request(stream=stream))
+        assert running.client.problem is None
+        assert rig.engine.workers == ["w1", "w2"]
+        assert running.ended_after == 3
+        assert rig.books.retries == {"error": 1}
+
+
 @pytest.mark.parametrize(
     "script",
     [

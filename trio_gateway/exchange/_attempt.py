@@ -39,6 +39,7 @@ from ._retry import Failure
 
 TAIL_WAIT: Final = 0.05  # seconds for the engine to end its message after [DONE]
 ERROR_BODY: Final = 64 * 1024  # bytes read of an engine's error
+ERROR_WAIT: Final = 3.0  # seconds for an engine to say its error, whose status is known
 
 Headers = tuple[tuple[str, str], ...]
 Relay = StreamRelay | NamedRelay | OllamaRelay
@@ -187,8 +188,9 @@ class Attempt:
         return _retry.WRONG_TYPE
 
     async def _read_error(self, answer: EngineAnswer, worker: Worker) -> Failure:
+        """Judge an error by its status and as much of its body as comes in time."""
         body = bytearray()
-        with contextlib.suppress(UpstreamFailed):  # the status says enough
+        with contextlib.suppress(UpstreamFailed), trio.move_on_after(ERROR_WAIT):  # the status says enough
             while len(body) < ERROR_BODY and (data := await answer.receive()):
                 body += data
         error = read_error(bytes(body[:ERROR_BODY]), answer.status, _retry.secrets_of(worker))
