@@ -10,27 +10,16 @@ last record instead of anything that is missing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from ..wire._worker_messages import EngineRecord
+from ..wire import REJECTIONS, EngineRecord
 
 if TYPE_CHECKING:
     import trio
 
-# Status of each typed rejection (contracts section 7): before any engine work, so nothing was executed.
-REJECTIONS: Final[dict[str, int]] = {
-    "capacity": 429,
-    "draining": 503,
-    "shutting_down": 503,
-    "model_not_loaded": 409,
-    "model_load_failed": 503,
-    "engine_unready": 503,
-    "deadline": 409,
-}
-
 
 class Rejected(Exception):
-    """The request was not taken, and nothing of it was executed. ``code`` is a key of `REJECTIONS`."""
+    """The request was not taken, and nothing of it was executed. ``code`` is a key of `wire.REJECTIONS`."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
