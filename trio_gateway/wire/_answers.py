@@ -41,6 +41,7 @@ class EngineError:
         status: HTTP status, or the class that an in-band error claims.
         message: at most 1 KiB, printable; empty if the engine said nothing.
         gave_up: the engine dropped the request before any output, as it does when it stops.
+        final: the worker says that no other would do better.
     """
 
     status: int
@@ -50,6 +51,7 @@ class EngineError:
     param: str | None = None
     out_of_memory: bool = False
     gave_up: bool = False
+    final: bool = False
 
 
 # Counts that no engine reaches are no counts; they would only break what adds them up.
