@@ -1,1 +1,17 @@
 """Engines that an agent can stand beside; see `trio_gateway.agent._engine` for the port."""
+
+from ._simulated_engine import SimulatedEngine, Sink
+from ._simulated_faults import Fault, PlannedFault
+from ._simulated_generation import Generation, Limits, Output, Refusal, Speed
+
+__all__ = [
+    "Fault",
+    "Generation",
+    "Limits",
+    "Output",
+    "PlannedFault",
+    "Refusal",
+    "SimulatedEngine",
+    "Sink",
+    "Speed",
+]

@@ -83,6 +83,7 @@ class SimulatedCore:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._generations: dict[int, Generation] = {}
+        self._released: list[Generation] = []
         self._step_ends: float | None = None
         self._changed_at = now  # the last time that somebody came or left
         self._rates: deque[tuple[float, int]] = deque()
@@ -216,6 +217,11 @@ class SimulatedCore:
         self._admit(begin)
         self._begin_step(begin, rng)
         return outputs
+
+    def take_released(self) -> list[Generation]:
+        """Give out those that were released since the last call."""
+        released, self._released = self._released, []
+        return released
 
     def _admit(self, now: float) -> None:
         """Move waiting sequences into slots, first come, first served, while there are slots and blocks."""
@@ -398,6 +404,7 @@ class SimulatedCore:
         assert g.outcome is not None
         assert g.ended is not None
         g.released = now
+        self._released.append(g)
         del self._generations[g.number]
         self.outcomes[g.outcome] += 1
         times = (g.arrived, g.admitted, g.first_token, g.ended, g.released)

@@ -1,4 +1,4 @@
-"""What the simulated engine's scheduler works with: its size and speed, requests and their sequences. Pure."""
+"""What the simulated engine works with: its size and speed, requests and their sequences. Pure."""
 
 from __future__ import annotations
 
