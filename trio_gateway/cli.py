@@ -1,4 +1,4 @@
-"""The commands: serve, check-config, demo."""
+"""The commands: serve, worker, check-config, demo."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import trio
 import typer
 
 from . import __version__
+from .agent import Agent, AgentSettings, HowEnded
+from .agent.engines import ENGINES, EngineOptions, make_engine, names, read_secret
 from .config import ConfigurationError, Settings, explain, load_settings
 from .gateway import Gateway
 from .telemetry import Log
@@ -32,6 +34,7 @@ Overrides = Annotated[
 DEFAULT_FILE = Path("trio-gateway.toml")
 CANNOT_START = 1
 USAGE_ERROR = 2
+SUPERSEDED = 3
 
 
 @app.command()
@@ -47,6 +50,75 @@ def serve(config: ConfigFile = DEFAULT_FILE, overrides: Overrides = None) -> Non
         raise typer.Exit(CANNOT_START) from None
     finally:
         log.close()
+
+
+@app.command()
+def worker(
+    engine: Annotated[str, typer.Option(help=f"What generates: {', '.join(ENGINES)}.")],
+    id: Annotated[str, typer.Option(help="Name of this worker, the same after each start.")],
+    gateway: Annotated[
+        list[str] | None, typer.Option(help="Internal URL of a gateway to register with; repeatable.")
+    ] = None,
+    join_token_file: Annotated[
+        Path | None, typer.Option(help="File with the token that gateways want from workers that register.")
+    ] = None,
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the secret that gateways which know this worker have."),
+    ] = None,
+    bind: Annotated[str, typer.Option(help="host:port to listen on; port 0 is a free one.")] = "127.0.0.1:0",
+    url: Annotated[str | None, typer.Option(help="Where gateways reach it [where it listens].")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Name of a model to serve; repeatable.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Requests at a time [the engine's].")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="Label for routing; repeatable.")] = None,
+    upstream: Annotated[str | None, typer.Option(help="Base URL of the server behind `openai`.")] = None,
+    upstream_kind: Annotated[str, typer.Option(help="Dialect of that server, as for workers.")] = "openai",
+    upstream_key_file: Annotated[Path | None, typer.Option(help="File with the key of that server.")] = None,
+    model_file: Annotated[Path | None, typer.Option(help="GGUF file for `llamacpp`.")] = None,
+    context: Annotated[int, typer.Option(min=2, help="Tokens of context a slot, for `llamacpp`.")] = 2048,
+    simulate: Annotated[
+        list[str] | None,
+        typer.Option(help="name=number of a simulated engine, as decode=100; repeatable."),
+    ] = None,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds that running requests get at the end.")] = 30.0,
+    stall_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds until a reader that takes nothing is given up.")
+    ] = 30.0,
+) -> None:
+    """Guard an engine on this machine and offer it to gateways, until SIGTERM or SIGINT."""
+    try:
+        settings = AgentSettings(
+            worker_id=id,
+            bind=bind,
+            url=url,
+            gateways=names(gateway),
+            join_token=read_secret(join_token_file) if join_token_file else None,
+            secret=read_secret(secret_file) if secret_file else None,
+            slots=slots,
+            labels=names(label),
+            grace=grace,
+            stall_timeout=stall_timeout,
+        )
+        settings.check()
+        key = read_secret(upstream_key_file) if upstream_key_file else None
+        options = EngineOptions(
+            names(model), slots, upstream, upstream_kind, key, model_file, context, names(simulate)
+        )
+        behind = make_engine(engine, options)
+    except (OSError, ValueError) as wrong:
+        typer.echo(f"trio-gateway: {wrong}", err=True)
+        raise typer.Exit(USAGE_ERROR) from None
+    log = Log(sys.stdout)
+    try:
+        ended = trio.run(Agent(settings, behind, log.write).run_until_signalled)
+    except* OSError as group:
+        for error in _leaves(group):
+            typer.echo(f"trio-gateway: {error}", err=True)
+        raise typer.Exit(CANNOT_START) from None
+    finally:
+        log.close()
+    if ended is not HowEnded.DRAINED:
+        raise typer.Exit(SUPERSEDED)
 
 
 @app.command("check-config")

@@ -40,6 +40,7 @@ class Work:
         stream: deltas are wanted; else one `Result`.
         body: the request's JSON, as the gateway embedded it.
         content_type: of ``body`` where it is no JSON (a multipart form).
+        choices: that the answer has (prompts x n); 0 for operations without.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class Work:
     stream: bool
     body: bytes
     content_type: str | None = None
+    choices: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Final, cast
 
 import msgspec
 
-from ..contract import Operation
+from ..contract import COMPLETIONS, Operation
 from ..units import MiB
 from ._answers import EngineError, read_error
 from ._json import may_hold_infinity, with_finite_numbers
@@ -34,6 +34,7 @@ from ._worker_messages import (
     write_message,
 )
 
+MAX_CHOICES: Final = 2**20  # of one request; record numbers have the same bound
 MAX_LINE: Final = 1 * MiB  # bytes of a record, `Result` excepted
 
 _encode = msgspec.json.Encoder().encode
@@ -67,6 +68,37 @@ class AnswerForm(enum.Enum):
         if not stream:
             return cls.BUFFERED
         return cls.CHOICES if operation.choices else cls.EVENTS
+
+
+class _Asked(msgspec.Struct):
+    n: int | None = None
+    prompt: msgspec.Raw = msgspec.Raw()
+
+
+_asked = msgspec.json.Decoder(_Asked)
+_list = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def choices_asked(operation: Operation, body: bytes) -> int:
+    """Count the choices that a body asks for: prompts x n; 0 for operations without.
+
+    Raises:
+        ValueError: the body can not be read so far.
+    """
+    if not operation.choices:
+        return 0
+    try:
+        asked = _asked.decode(body)
+        prompt = bytes(asked.prompt)
+        listed = _list.decode(prompt) if operation is COMPLETIONS and prompt.startswith(b"[") else []
+    except (msgspec.MsgspecError, RecursionError):
+        raise ValueError("the body can not be read") from None
+    # A list of token ids is one prompt; of strings, or of such lists, each is one.
+    token_ids = bool(listed) and not bytes(listed[0]).startswith((b'"', b"[", b"{"))
+    choices = (1 if token_ids else len(listed) or 1) * (asked.n or 1)
+    if not 0 < choices <= MAX_CHOICES:
+        raise ValueError("the body asks for an impossible number of choices")
+    return choices
 
 
 class Stage(enum.Enum):
@@ -179,8 +211,8 @@ def _name(record: Record) -> str:
 class RecordWriter:
     """Writes one answer, on the agent's side.
 
-    Attributes:
-        stage: see `Grammar`.
+    Args:
+        choices: that the answer has.
     """
 
     def __init__(self, form: AnswerForm, choices: int) -> None:
@@ -190,6 +222,11 @@ class RecordWriter:
     def over(self) -> bool:
         """Whether the answer has its end."""
         return self._grammar.stage is Stage.OVER
+
+    @property
+    def open(self) -> bool:
+        """Whether deltas and pings can stand now."""
+        return self._grammar.stage is Stage.OPEN
 
     @property
     def generated(self) -> int:

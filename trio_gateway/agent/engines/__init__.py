@@ -1,10 +1,13 @@
 """Engines that an agent can stand beside; see `trio_gateway.agent._engine` for the port."""
 
+from ._choose import ENGINES, EngineOptions, make_engine, names, read_secret
 from ._simulated_engine import SimulatedEngine, Sink
 from ._simulated_faults import Fault, PlannedFault
 from ._simulated_generation import Generation, Limits, Output, Refusal, Speed
 
 __all__ = [
+    "ENGINES",
+    "EngineOptions",
     "Fault",
     "Generation",
     "Limits",
@@ -14,4 +17,7 @@ __all__ = [
     "SimulatedEngine",
     "Sink",
     "Speed",
+    "make_engine",
+    "names",
+    "read_secret",
 ]

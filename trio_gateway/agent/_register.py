@@ -1,0 +1,147 @@
+"""An agent at one gateway: registers, tells how it is, and signs off. The module that imports httpx here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import httpx  # noqa: ASYNC127 - the constraints pin it; httpx2 has the same API
+import trio
+
+from ..wire import Registered, Registration, WorkerReport, read_message, write_message
+
+CALL_LIMIT: Final = 5.0  # seconds for one call
+FIRST_RETRY: Final = 0.1  # seconds, doubling to the last
+LAST_RETRY: Final = 2.0
+LOOK_EVERY: Final = 0.1  # seconds between two looks for news that can not wait for the next heartbeat
+_JSON: Final = {"content-type": "application/json"}
+
+
+class Superseded(Exception):
+    """A gateway knows a younger incarnation of this worker."""
+
+
+class Worker(Protocol):
+    """What registrations tell of."""
+
+    def registration(self) -> Registration:
+        """Who it is and what it has."""
+
+    def report(self) -> WorkerReport:
+        """How it is right now, with its requests. Each report has a number of its own."""
+
+    def news(self) -> object:
+        """What gateways are told at once; equal values are no news."""
+
+
+Told = Callable[[str, str, str], None]
+
+
+class Registrar:
+    """Keeps one gateway informed.
+
+    Args:
+        gateway: base URL of its internal listener.
+        learn: takes the secret that the gateway will send, under the gateway's name.
+        tell: told of what operators may want to know: gateway, event, detail.
+    """
+
+    def __init__(
+        self, gateway: str, join_token: str, worker: Worker, learn: Callable[[str, str], None], tell: Told
+    ) -> None:
+        self.gateway: Final = gateway.rstrip("/")
+        self._join_token = join_token
+        self._worker = worker
+        self._learn = learn
+        self._tell = tell
+        self._registered: Registered | None = None
+        self._client = httpx.AsyncClient(
+            trust_env=False,
+            timeout=None,  # noqa: S113 - limits of time are scopes, here as everywhere
+            limits=httpx.Limits(max_connections=None),
+            follow_redirects=False,
+        )
+
+    @property
+    def known(self) -> bool:
+        """Whether the gateway has this worker, as far as the last call told."""
+        return self._registered is not None
+
+    async def run(self) -> None:
+        """Register, send heartbeats, and register again whenever the gateway has lost the worker.
+
+        Raises:
+            Superseded: this process is an old incarnation.
+        """
+        while True:
+            registered = await self._register()
+            self._registered = registered
+            self._tell(self.gateway, "registered", "")
+            await self._beat(registered)
+            self._registered = None
+            self._tell(self.gateway, "lost", "the gateway does not know this worker any more")
+
+    async def sign_off(self) -> None:
+        """Tell the gateway that this worker ends; what it does not hear, it sees by itself."""
+        if self._registered is not None:
+            incarnation = self._worker.registration().incarnation
+            await self._call("DELETE", f"?incarnation={incarnation}", b"", self._registered.secret)
+            self._registered = None
+
+    async def close(self) -> None:
+        """Close what is open towards the gateway."""
+        await self._client.aclose()
+
+    async def _register(self) -> Registered:
+        wait = FIRST_RETRY
+        while True:
+            registration = self._worker.registration()
+            answer = await self._call("POST", "", write_message(registration), self._join_token)
+            if answer is not None:
+                if answer.status_code == 409:
+                    raise Superseded
+                if answer.status_code in (200, 201):
+                    try:
+                        registered = read_message(answer.content, Registered)
+                    except ValueError as exc:
+                        self._tell(self.gateway, "not_registered", f"the answer is {exc}")
+                    else:
+                        self._learn(self.gateway, registered.secret)
+                        return registered
+                else:
+                    self._tell(self.gateway, "not_registered", f"status {answer.status_code}")
+            await trio.sleep(wait)
+            wait = min(wait * 2, LAST_RETRY)
+
+    async def _beat(self, registered: Registered) -> None:
+        """Send heartbeats until the gateway does not know the worker any more."""
+        while True:
+            news = self._worker.news()
+            body = write_message(self._worker.report())
+            answer = await self._call("PUT", "", body, registered.secret)
+            if answer is not None:
+                if answer.status_code == 409:
+                    raise Superseded
+                if answer.status_code in (401, 403, 404):
+                    return
+            with trio.move_on_after(registered.heartbeat_interval):
+                while True:
+                    await trio.sleep(LOOK_EVERY)
+                    if self._worker.news() != news:
+                        break
+
+    async def _call(self, method: str, query: str, body: bytes, secret: str) -> httpx.Response | None:
+        """Make one call; None: there was no answer."""
+        url = f"{self.gateway}/internal/v1/workers"
+        if method != "POST":
+            url += f"/{self._worker.registration().worker_id}{query}"
+        headers = {**_JSON, "authorization": f"Bearer {secret}"}
+        try:
+            with trio.move_on_after(CALL_LIMIT) as limit:
+                return await self._client.request(method, url, content=body, headers=headers)
+        except httpx.HTTPError as exc:
+            self._tell(self.gateway, "unreachable", type(exc).__name__)
+            return None
+        if limit.cancelled_caught:
+            self._tell(self.gateway, "unreachable", f"no answer within {CALL_LIMIT:g} s")
+        return None

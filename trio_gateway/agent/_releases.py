@@ -1,0 +1,69 @@
+"""Pushed confirmations: which attempts the engine has let go, to whoever sent them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, Self
+
+import trio
+
+from ..wire import Release, ReleasedRequest, write_message
+
+MAX_WAITING: Final = 10_000  # lines that a gateway does not take; its heartbeats tell the same
+
+
+class Subscription:
+    """One gateway's stream of events. Leaving the ``with`` block unsubscribes.
+
+    Attributes:
+        overrun: more lines waited than there is room for; the stream is of no use any more.
+    """
+
+    def __init__(self, releases: Releases, credential: str) -> None:
+        self._releases = releases
+        self.credential = credential
+        self.overrun = False
+        self._lines: deque[bytes] = deque()
+        self._filled = trio.lowlevel.ParkingLot()
+
+    def push(self, line: bytes) -> None:
+        """Add a line; never waits."""
+        if len(self._lines) >= MAX_WAITING:
+            self.overrun = True
+        else:
+            self._lines.append(line)
+        self._filled.unpark_all()
+
+    async def wait(self) -> bytes:
+        """Wait for lines and answer all there are; ``b""`` after an overrun."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._lines and not self.overrun:
+            await self._filled.park()
+        lines = b"" if self.overrun else b"".join(self._lines)
+        self._lines.clear()
+        return lines
+
+    def __enter__(self) -> Self:
+        self._releases.subscriptions.add(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._releases.subscriptions.discard(self)
+
+
+class Releases:
+    """Tells gateways what was released; what nobody listens to is in the next heartbeat anyway."""
+
+    def __init__(self) -> None:
+        self.subscriptions: set[Subscription] = set()
+
+    def subscribe(self, credential: str) -> Subscription:
+        """Make a subscription to the attempts that were sent with a credential."""
+        return Subscription(self, credential)
+
+    def push(self, credential: str, released: ReleasedRequest) -> None:
+        """Tell every stream of the gateway that sent the attempt."""
+        line = write_message(Release(released)) + b"\n"
+        for subscription in self.subscriptions:
+            if subscription.credential == credential:
+                subscription.push(line)
