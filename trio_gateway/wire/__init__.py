@@ -58,6 +58,7 @@ from ._worker_stream import (
     AnswerForm,
     OutOfGrammar,
     RecordWriter,
+    choices_asked,
     failure_of,
     rejection_of,
 )
@@ -115,6 +116,7 @@ __all__ = [
     "WorkerReport",
     "WorkerState",
     "failed_chunk",
+    "choices_asked",
     "failure_of",
     "forbidden_field",
     "internal_body",
