@@ -32,7 +32,7 @@ def check(data: bytes) -> None:
     assert read.model == model
     assert body[slice(*form.model)].decode() == model
     assert _models(body, boundary) == [model.encode()]
-    assert with_model(form, model) == body
+    assert b"".join(with_model(form, model)) == body
     _expect_renamed(form, content_type)
 
 
@@ -52,7 +52,7 @@ def _models(body: bytes, boundary: bytes) -> list[bytes]:
 
 
 def _expect_renamed(form: Form, content_type: bytes) -> None:
-    renamed = with_model(form, "another/m\u00f6del")
+    renamed = b"".join(with_model(form, "another/m\u00f6del"))
     again, model, _ = read_form(renamed, content_type)
     assert model == "another/m\u00f6del"
     start, end = form.model

@@ -9,11 +9,13 @@ from typing import Any, Final, NoReturn
 
 from trio_gateway.errors import Refused
 from trio_gateway.wire import may_hold_infinity, read_object, with_finite_numbers
-from trio_gateway.wire._json import MAX_DEPTH, join_members, raw_members
+from trio_gateway.wire._json import join_members, raw_members
+from trio_gateway.wire._scan import MAX_DEPTH, MAX_FIELDS, scan_object
 
 from ..target import Target, seed, split
 
 PLENTY: Final = 100_000
+LEAST_WINDOW: Final = 12  # bytes of an escaped surrogate pair
 _DECODER: Final[Any] = importlib.import_module(
     "json.decoder"
 )  # whose stubs leave out what is written in Python
@@ -25,12 +27,13 @@ class _Doubtful(ValueError):
 
 
 def check(data: bytes) -> None:
-    """See `Target`. Option: the bound of the number of values, when it is not 255."""
-    body, (values,) = split(data, 1)
+    """See `Target`. Options: the bound of the number of values, when it is not 255; the scan's window."""
+    body, (values, window) = split(data, 2)
     most = PLENTY if values == 255 else values
     ours, theirs = _ours(body, most), read_by_python(body, most)
     assert (ours is None) == (theirs is None), (ours, theirs)
     _expect_finite(body)
+    _expect_same_of_scan(body, most, window + LEAST_WINDOW, theirs)
     if ours is None:
         return
     assert _same(ours, theirs)
@@ -44,13 +47,46 @@ def check(data: bytes) -> None:
 
 def _ours(body: bytes, most: int) -> dict[str, Any] | None:
     try:
-        return dict(read_object(body, most))
+        return dict(read_object(body, most).value)
     except Refused as refused:
-        problem = refused.problem
-        assert (problem.status, problem.code) == (400, "invalid_json")
-        assert problem.message.isascii()
-        assert problem.message.isprintable()
+        _expect_clear(refused)
         return None
+
+
+def _expect_clear(refused: Refused) -> str:
+    problem = refused.problem
+    assert (problem.status, problem.code) == (400, "invalid_json")
+    assert problem.message.isascii()
+    assert problem.message.isprintable()
+    return problem.message
+
+
+def _expect_same_of_scan(body: bytes, most: int, window: int, theirs: dict[str, Any] | None) -> None:
+    """A scan in short steps finds what a parser finds, but for names and numbers longer than a step."""
+    try:
+        found = scan_object(body, most, window)
+    except Refused as refused:
+        message = _expect_clear(refused)
+        assert theirs is None or any(words in message for words in ("too long", "too many blanks")), message
+        return
+    assert theirs is not None
+    assert list(found.members) == list(theirs)
+    for name, raw in found.members.items():
+        assert _same(json.loads(bytes(raw)), theirs[name])
+        if name in found.long:
+            assert len(raw) > window
+            assert _same(found.value[name], _kind(theirs[name]))
+        else:
+            assert _same(found.value[name], theirs[name])
+
+
+def _kind(value: Any) -> Any:
+    """What stands for a long value."""
+
+    def empty(item: Any) -> Any:
+        return None if item is None else True if isinstance(item, bool) else type(item)()
+
+    return [empty(item) for item in value] if isinstance(value, list) else empty(value)
 
 
 class _Python(json.JSONDecoder):
@@ -70,7 +106,7 @@ def read_by_python(body: bytes, most: int) -> dict[str, Any] | None:
         if not isinstance(value, dict):
             raise _Doubtful
         _expect_plain(value, 1)
-        if _count(value) > most:
+        if _count(value) > most or len(value) > MAX_FIELDS:
             raise _Doubtful
     except (ValueError, RecursionError):
         return None
@@ -146,7 +182,7 @@ _BODIES: Final = (
 
 TARGET: Final = Target(
     check,
-    tuple(seed(body, values) for body in _BODIES for values in (255, 3)),
+    tuple(seed(body, *options) for body in _BODIES for options in ((255, 0), (255, 52), (3, 52))),
     (
         b"{", b"}", b"[", b"]", b'"', b":", b",", b"\\u00", b"\\ud800", b"\\udc00", b"1e308", b"1e309",
         b"-0", b".5",

@@ -32,7 +32,7 @@ def json_of(defaults: str) -> dict[str, bytes]:
 def as_a_body_is_read(fields: dict[str, bytes]) -> dict[str, Json]:
     """Read fields as strictly as a caller's body."""
     members = (json.dumps(name).encode() + b":" + value for name, value in fields.items())
-    return read_object(b"{" + b",".join(members) + b"}", 10_000)
+    return read_object(b"{" + b",".join(members) + b"}", 10_000).value
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from trio_gateway.contract import (
     Operation,
 )
 from trio_gateway.errors import Problem, Refused
-from trio_gateway.wire._json import Json, raw_members, read_object
+from trio_gateway.wire._json import raw_members, read_object
 from trio_gateway.wire._requests import (
     MAX_CHOICES,
     ReadBody,
@@ -36,6 +36,7 @@ from trio_gateway.wire._requests import (
     model_of,
     read_body,
 )
+from trio_gateway.wire._scan import Json, JsonObject
 
 TALK = '"messages": [{"role": "user", "content": "hi"}]'
 INPUTS = {
@@ -60,7 +61,7 @@ def body_of(operation: Operation, *fields: str) -> bytes:
 
 
 def read(body: bytes, operation: Operation = CHAT) -> ReadBody:
-    return read_body(operation, read_object(body, 1000), body)
+    return read_body(operation, read_object(body, 1000))
 
 
 def refusal(body: bytes, operation: Operation = CHAT) -> Problem:
@@ -173,17 +174,47 @@ def test_without_a_model_or_something_to_do_there_is_nothing_to_do(operation: Op
 
 
 def test_the_model_is_judged_by_itself() -> None:
-    assert model_of({"model": "m"}) == "m"
+    assert model_of(JsonObject({"model": "m"}, {})) == "m"
     absent: list[dict[str, Json]] = [{}, {"model": None}]
     for value in absent:
         with pytest.raises(Refused) as refused:
-            model_of(value)
+            model_of(JsonObject(value, {}))
         assert (refused.value.problem.code, refused.value.problem.param) == ("missing_field", "model")
     wrong: list[Json] = ["", 1, True, ["m"], {}]
     for name in wrong:
         with pytest.raises(Refused) as refused:
-            model_of({"model": name})
+            model_of(JsonObject({"model": name}, {}))
         assert (refused.value.problem.code, refused.value.problem.param) == ("invalid_value", "model")
+
+
+LONG = "x" * 300_000
+
+
+@pytest.mark.parametrize("field", ["model", "user", "prompt_cache_key", "stream_options", "n"])
+def test_what_the_gateway_acts_on_is_not_long(field: str) -> None:
+    fields = {"model": '"m"', field: f'{{"x": "{LONG}"}}' if field == "stream_options" else f'"{LONG}"'}
+    text = "{" + TALK + "".join(f', "{name}": {raw}' for name, raw in fields.items()) + "}"
+    problem = refusal(text.encode())
+    assert (problem.code, problem.param) == ("invalid_value", field)
+    if field == "model":
+        with pytest.raises(Refused) as refused:
+            model_of(read_object(text.encode(), 1000))
+        assert refused.value.problem.param == "model"
+
+
+def test_a_long_input_is_judged_by_what_its_items_are() -> None:
+    many = ", ".join(["12"] * 100_000)
+    prompts = ((f"[{many}]", 1), (f'["{LONG}", "b"]', 2), (f"[[{many}], []]", 2), (f'"{LONG}"', 1))
+    for prompt, choices in prompts:
+        body = f'{{"model": "m", "prompt": {prompt}, "n": 2}}'.encode()
+        assert read_body(COMPLETIONS, read_object(body, 200_000)).choices == choices * 2
+    for prompt in (f"[{many}, true]", f'["{LONG}", 1]', f"[{many}, 1.5]"):
+        body = f'{{"model": "m", "prompt": {prompt}}}'.encode()
+        with pytest.raises(Refused) as refused:
+            read_body(COMPLETIONS, read_object(body, 200_000))
+        assert refused.value.problem.param == "prompt"
+    for messages in (f'["{LONG}"]', f'{{"a": "{LONG}"}}'):
+        assert refusal(f'{{"model": "m", "messages": {messages}}}'.encode()).param == "messages"
 
 
 @named
@@ -329,7 +360,7 @@ def internal(body: bytes, operation: Operation = CHAT, upstream: str = "m", **ot
 
 def sent(body: bytes, dialect: Dialect = PLAIN, upstream: str = "m", **others: Any) -> dict[str, bytes]:
     request = internal(body, upstream=upstream, **others)
-    return raw_members(internal_body(request, dialect, ATTEMPT, "salt"))
+    return raw_members(b"".join(internal_body(request, dialect, ATTEMPT, "salt")))
 
 
 @given(json_objects(keys=st.text(min_size=1, max_size=5).map("x_{}".format)), st.booleans())

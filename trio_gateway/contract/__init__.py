@@ -30,6 +30,7 @@ from ._request import (
     Form,
     InternalRequest,
     Operation,
+    RawJson,
     Style,
 )
 from ._worker import Dialect, Worker
@@ -61,6 +62,7 @@ __all__ = [
     "Operation",
     "Outcome",
     "Phase",
+    "RawJson",
     "Style",
     "TicketPort",
     "Worker",

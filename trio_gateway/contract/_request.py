@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 
+# The bytes of a JSON value; of a long one a view of the body it came in, since copies of megabytes take time.
+RawJson = bytes | memoryview
+
+
 class Style(enum.Enum):
     """How the answers of an operation say that they are whole."""
 
@@ -125,7 +129,7 @@ class InternalRequest:
     operation: Operation
     model: str
     upstream_model: str
-    members: dict[str, bytes]
+    members: dict[str, RawJson]
     size: int
     stream: bool
     choices: int

@@ -88,6 +88,8 @@ class Generator:
         self._parts = parts
         self._settings = settings
         self._live = live
+        # Each thread that computes may keep the loop waiting for its turn, so there is one.
+        self._readers = trio.CapacityLimiter(1)
 
     async def run(
         self,
@@ -144,7 +146,9 @@ class Generator:
             return self._read(head, body, operation, tenant)
 
         if needs_thread(body):
-            route, read = await trio.to_thread.run_sync(read_all, abandon_on_cancel=True)
+            route, read = await trio.to_thread.run_sync(
+                read_all, abandon_on_cancel=True, limiter=self._readers
+            )
         else:
             route, read = read_all()
         self._check_fields(read, tenant)
@@ -180,9 +184,9 @@ class Generator:
         if operation.multipart:
             read = read_form_body(body, head.header(b"content-type") or b"")
             return self._route(read.model, tenant), read
-        value = read_object(body, self._settings.json_values)
-        route = self._route(model_of(value), tenant)
-        return route, read_body(operation, value, body)
+        read_json = read_object(body, self._settings.json_values)
+        route = self._route(model_of(read_json), tenant)
+        return route, read_body(operation, read_json)
 
     def _route(self, model: str, tenant: Tenant) -> Route:
         """Find the model that was asked for, by its public name or an alias."""

@@ -6,6 +6,7 @@ when the last answer is out. A fault of one connection ends that connection.
 
 from __future__ import annotations
 
+import io
 import secrets
 import socket
 import ssl
@@ -121,20 +122,21 @@ class Incoming:
             self._hold(self.head.body)
         if self.expects_continue:
             await self.connection.write_all(CONTINUE)
-        body = bytearray()  # a list of pieces could cost fifty times their bytes, which nobody counts
+        # A list of pieces could cost fifty times their bytes, which nobody counts, and a bytearray is copied.
+        body = io.BytesIO()
         with trio.move_on_after(self._limits.body_timeout) as limit:
             while not self._body.ended:
                 piece = await self._more()
-                if len(body) + len(piece) > self._limits.body_bytes:
+                if body.tell() + len(piece) > self._limits.body_bytes:
                     raise Refused(self._too_large())
                 if self.head.body == CHUNKED:
                     self._hold(len(piece))
-                body += piece
+                body.write(piece)
         if limit.cancelled_caught:
             self._lost = True
             raise Refused(Problem.of("request_timeout", "the body did not arrive in time"))
         self._hand_back_rest()
-        return bytes(body)
+        return body.getvalue()
 
     async def drop_rest(self) -> bool:
         """Read and drop a little of what was not wanted; answers whether the connection can go on.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, Self, final
 
 import trio
 
+from ..contract import RawJson
 from ..errors import BadFraming, EngineProtocolError, UpstreamFailed, UpstreamFault
 from ..wire import UNTIL_CLOSE, BodyReader, HeadBuffer, ResponseHead, parse_response_head
 from ._dial import Stream, try_send
@@ -17,6 +18,7 @@ READ_SIZE: Final = 16 * 1024  # bytes a step: what a busy stream may take of the
 MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_HEADERS: Final = 100
 _INFLATED_PIECE: Final = 64 * 1024
+_SENT_PIECE: Final = 64 * 1024  # TLS would encrypt more of it in one step
 _WINDOW_BITS: Final = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
 
 
@@ -57,35 +59,35 @@ class Connection:
         """Whether all of the last request was written."""
         return self._sent_whole
 
-    def send(self, head: bytes, body: bytes, nursery: trio.Nursery) -> None:
+    def send(self, head: bytes, body: Sequence[RawJson], nursery: trio.Nursery) -> None:
         """Write a request; what the socket does not take at once is sent by a task of ``nursery``.
 
         A failed write is not reported: what the engine answered by then matters more.
-        """
-        data = head + body if len(body) <= READ_SIZE else head
-        rest = data[self._write(data) :]
-        if len(data) == len(head) and body:
-            tail = memoryview(body)
-            if not rest:
-                tail = tail[self._write(body[:READ_SIZE]) :]
-        else:
-            tail = memoryview(b"")
-        self._sent_whole = not rest and not tail
-        if not self._sent_whole:
-            nursery.start_soon(self._send_rest, rest, tail)
 
-    def _write(self, data: bytes) -> int:
+        Args:
+            body: its pieces, in order.
+        """
+        pieces: list[RawJson] = [head, *body]
+        if sum(map(len, body)) <= READ_SIZE:
+            pieces = [b"".join(pieces)]
+        first = pieces[0]
+        rest = [memoryview(first)[self._write(first) :], *pieces[1:]]
+        self._sent_whole = not any(map(len, rest))
+        if not self._sent_whole:
+            nursery.start_soon(self._send_rest, rest)
+
+    def _write(self, data: RawJson) -> int:
         try:
             return try_send(self.stream, data)
         except trio.BrokenResourceError:
             return len(data)
 
-    async def _send_rest(self, rest: bytes, tail: memoryview) -> None:
+    async def _send_rest(self, pieces: list[RawJson]) -> None:
         try:
-            if rest:
-                await self.stream.send_all(rest)
-            if tail:
-                await self.stream.send_all(tail)
+            for piece in pieces:
+                view = memoryview(piece)
+                for at in range(0, len(view), _SENT_PIECE):
+                    await self.stream.send_all(view[at : at + _SENT_PIECE])
             self._sent_whole = True
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the reader sees why

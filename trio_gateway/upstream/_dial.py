@@ -8,7 +8,7 @@ from typing import Final
 
 import trio
 
-from ..contract import Worker
+from ..contract import RawJson, Worker
 from ..errors import UpstreamFailed, UpstreamFault
 
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
@@ -121,7 +121,7 @@ async def _connect(family: int, address: object, receive_buffer: int) -> trio.So
         raise
 
 
-def try_send(stream: Stream, data: bytes) -> int:
+def try_send(stream: Stream, data: RawJson) -> int:
     """Write what the socket takes at once; answers how many bytes. TLS takes none this way."""
     if isinstance(stream, trio.SSLStream):
         return 0

@@ -9,12 +9,14 @@ from typing import Final
 
 import trio
 
-from ..contract import InternalRequest, LeasePort, Worker
+from ..contract import InternalRequest, LeasePort, RawJson, Worker
 from ..errors import UpstreamFailed, UpstreamFault
-from ..wire import Header, internal_body, needs_thread, write_request_head
+from ..wire import Header, internal_body, write_request_head
 from ._connection import Answer, Connection
 from ._dial import dial
 from ._pool import ConnectionPool
+
+LONG: Final = 64 * 1024  # bytes of a body
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,9 @@ class HttpEngine:
         salt = self._salt_of(request.tenant)
         write = partial(internal_body, request, worker.dialect, attempt_id, salt)
         # A long text that must be translated would hold the loop.
-        long = worker.dialect.native(request.operation) and needs_thread(request.members.get("messages", b""))
+        long = worker.dialect.native(request.operation) and request.size > LONG
         body = await trio.to_thread.run_sync(write, abandon_on_cancel=True) if long else write()
-        head = self._head(request, worker, attempt_id, len(body))
+        head = self._head(request, worker, attempt_id, sum(map(len, body)))
         connection = self._pool.take(worker)
         if connection is not None:
             try:
@@ -65,7 +67,7 @@ class HttpEngine:
         worker: Worker,
         lease: LeasePort,
         head: bytes,
-        body: bytes,
+        body: list[RawJson],
         nursery: trio.Nursery,
     ) -> Answer:
         try:

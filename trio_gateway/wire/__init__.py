@@ -17,11 +17,12 @@ from ._http1 import (
     write_request_head,
     write_response_head,
 )
-from ._json import Json, may_hold_infinity, needs_thread, read_object, with_finite_numbers
+from ._json import may_hold_infinity, needs_thread, read_object, with_finite_numbers
 from ._named_relay import NamedRelay
 from ._ollama import OllamaRelay, ollama_answer
 from ._relay import StreamRelay, StreamShape, failed_chunk
 from ._requests import ReadBody, forbidden_field, internal_body, model_of, read_body, read_form_body
+from ._scan import Json, JsonObject
 from ._sse import DONE, HEARTBEAT, write_event
 from ._worker_messages import (
     PROTOCOL,
@@ -89,6 +90,7 @@ __all__ = [
     "HeadBuffer",
     "Header",
     "Json",
+    "JsonObject",
     "NamedEvent",
     "NamedRelay",
     "OllamaRelay",

@@ -1,26 +1,25 @@
 """Strict reading of a caller's JSON: what was checked here is what the engine gets.
 
-jiter reads (duplicate keys, invalid UTF-8, lone surrogates, NaN and trailing
-bytes are its errors); depth, number of values and overflowing numbers are
-checked here. Costs are linear, and an over-full body is refused before it is
-parsed, because building millions of small objects would stop the loop.
+jiter reads what is short (duplicate keys, invalid UTF-8, lone surrogates, NaN
+and trailing bytes are its errors); depth, number of values and overflowing
+numbers are checked here. What is long is read in short steps by `_scan`.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import jiter
 import msgspec
 
-from ..errors import Problem, Refused
+from ..contract import RawJson
+from ._scan import MAX_DEPTH, MAX_FIELDS, Json, JsonObject, invalid, scan_object
 
-MAX_DEPTH: Final = 100
 MANY_BYTES: Final = 256 * 1024
-MANY_COMMAS: Final = 10_000  # about as many values, each some 0.3 us
-_WINDOW: Final = 1024 * 1024  # bytes looked at in one step, so that a thread lets others run in between
+MANY_MARKS: Final = 10_000  # about as many values, each some 0.2 us
 
 # A string without an end is one token too: looking for its end from each of its quotes would take for ever.
 _STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
@@ -33,28 +32,30 @@ _FINITE: Final = {b"-Infinity": b"-9999.0", b"Infinity": b"9999.0", b"NaN": b"nu
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
-
-def read_object(body: bytes, max_values: int) -> dict[str, Json]:
-    """Read a caller's body.
+def read_object(body: bytes, max_values: int) -> JsonObject:
+    """Read a caller's body, in a thread if it `needs_thread`.
 
     Raises:
         Refused: ``invalid_json``; the message names a position, never content.
     """
-    _check_shape(body, max_values)
+    if needs_thread(body):
+        return scan_object(body, max_values)
     try:
         value = jiter.from_json(body, catch_duplicate_keys=True, allow_inf_nan=False)
     except ValueError as exc:
-        raise _invalid(_describe(str(exc))) from None
+        raise invalid(_describe(str(exc))) from None
     if not isinstance(value, dict):
-        raise _invalid("the body is not a JSON object")
+        raise invalid("the body is not a JSON object")
+    _check_shape(body, max_values)
+    if len(value) > MAX_FIELDS:
+        raise invalid(f"more than {MAX_FIELDS} fields")
     if _has_infinity(value):
-        raise _invalid("a number is too large")
-    return value
+        raise invalid("a number is too large")
+    return JsonObject(value, {**raw_members(body)})
 
 
-def raw_members(body: bytes) -> dict[str, bytes]:
+def raw_members(body: RawJson) -> dict[str, bytes]:
     """Cut a JSON object into its top-level fields, each value as its own bytes.
 
     Raises:
@@ -67,6 +68,26 @@ def join_members(members: dict[str, bytes]) -> bytes:
     """Write an object whose values are JSON already."""
     parts = [msgspec.json.encode(key) + b":" + raw for key, raw in members.items()]
     return b"{" + b",".join(parts) + b"}"
+
+
+def object_pieces(members: Mapping[str, RawJson]) -> list[RawJson]:
+    """Write an object in pieces, so that what is long is not copied."""
+    pieces: list[RawJson] = []
+    short = bytearray()
+    for key, raw in members.items():
+        short += (b"," if pieces or short else b"{") + msgspec.json.encode(key) + b":"
+        if isinstance(raw, bytes):
+            short += raw
+        else:
+            pieces += [bytes(short), raw]
+            short.clear()
+    pieces.append(bytes(short) + (b"}" if pieces or short else b"{}"))
+    return pieces
+
+
+def is_null(raw: RawJson) -> bool:
+    """Whether a value, without blanks around it, is null."""
+    return raw == b"null"
 
 
 def may_hold_infinity(data: bytes) -> bool:
@@ -83,27 +104,25 @@ def with_finite_numbers(data: bytes) -> bytes:
 
 
 def needs_thread(body: bytes) -> bool:
-    """Whether reading this body may hold the loop for more than a few milliseconds."""
-    return len(body) > MANY_BYTES or body.count(b",") > MANY_COMMAS
-
-
-def _invalid(message: str) -> Refused:
-    return Refused(Problem.of("invalid_json", message))
+    """Whether reading this JSON may hold the loop for more than a few milliseconds."""
+    return len(body) > MANY_BYTES or sum(map(body.count, (b",", b"{", b"["))) > MANY_MARKS
 
 
 def _describe(error: str) -> str:
     """Keep jiter's kind of error and position, and drop what it quotes of the body."""
+    if error.startswith("recursion limit"):
+        return f"nested over {MAX_DEPTH} levels"
     place = _POSITION.search(error)
-    kind = (
-        "a key stands twice in one object" if error.startswith("Detected duplicate key") else "not valid JSON"
-    )
+    twice = error.startswith("Detected duplicate key")
+    kind = "a key stands twice in one object" if twice else "not valid JSON"
     return f"the body is {kind}" if place is None else f"{kind} at line {place[1]} column {place[2]}"
 
 
 def _check_shape(body: bytes, max_values: int) -> None:
-    opens = _count(body, b"{") + _count(body, b"[")
+    """Count in a body that is valid and not long."""
+    opens = body.count(b"{") + body.count(b"[")
     # Brackets and commas inside strings only raise these bounds.
-    if opens <= MAX_DEPTH and opens + _count(body, b",") < max_values:
+    if opens <= MAX_DEPTH and opens + body.count(b",") < max_values:
         return
     depth = values = 0
     for token in _TOKEN.finditer(body):
@@ -112,17 +131,13 @@ def _check_shape(body: bytes, max_values: int) -> None:
             depth += 1
             values += _EMPTY.match(body, token.end()) is None
             if depth > MAX_DEPTH:
-                raise _invalid(f"nested over {MAX_DEPTH} levels")
+                raise invalid(f"nested over {MAX_DEPTH} levels")
         elif byte in b"]}":
             depth -= 1
         elif byte == 0x2C:
             values += 1
         if values > max_values:
-            raise _invalid(f"more than {max_values} values")
-
-
-def _count(body: bytes, byte: bytes) -> int:
-    return sum(body.count(byte, at, at + _WINDOW) for at in range(0, len(body), _WINDOW))
+            raise invalid(f"more than {max_values} values")
 
 
 def _has_infinity(value: Json) -> bool:

@@ -18,6 +18,7 @@ from ..errors import Problem, Refused
 MAX_PARTS: Final = 64
 MAX_HEADER_BYTES: Final = 4096
 MAX_NAME_BYTES: Final = 512
+_STEP: Final = 256 * 1024
 
 _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]++"
 # A backslash before a quote ends the text for some readers, and does not for others.
@@ -68,10 +69,11 @@ def read_form(body: bytes, content_type: bytes) -> tuple[Form, str, dict[str, by
     return Form(body, content_type, (start, end)), model, fields
 
 
-def with_model(form: Form, model: str) -> bytes:
-    """Write the form with another model name in its place; every other byte stays."""
+def with_model(form: Form, model: str) -> tuple[memoryview, bytes, memoryview]:
+    """Write the form, in pieces, with another model name in its place; every other byte stays."""
     start, end = form.model
-    return form.body[:start] + model.encode() + form.body[end:]
+    body = memoryview(form.body)
+    return body[:start], model.encode(), body[end:]
 
 
 def _boundary(content_type: bytes) -> bytes:
@@ -90,7 +92,7 @@ def _parts(body: bytes, delimiter: bytes) -> Iterator[_Part]:
     while body.startswith(b"\r\n", at):
         if count > MAX_PARTS:
             raise _malformed(f"more than {MAX_PARTS} parts")
-        end = body.find(b"\r\n" + delimiter, at)
+        end = _find(body, b"\r\n" + delimiter, at)
         blank = body.find(b"\r\n\r\n", at, at + MAX_HEADER_BYTES + 4)
         if end < 0:
             raise _malformed("the form is cut")
@@ -100,8 +102,27 @@ def _parts(body: bytes, delimiter: bytes) -> Iterator[_Part]:
         count, at = count + 1, end + 2 + len(delimiter)
     if body[at:] not in (b"--", b"--\r\n"):
         raise _malformed("the form is cut, or something stands behind it")
-    if body.count(delimiter) != count:
+    if _stands_more_often(body, delimiter, count):
         raise _malformed("the boundary stands inside a part")
+
+
+def _find(body: bytes, wanted: bytes, at: int) -> int:
+    """Find as `bytes.find` does, in short steps: one through megabytes would hold the loop."""
+    for start in range(at, len(body), _STEP):
+        found = body.find(wanted, start, start + _STEP + len(wanted) - 1)
+        if found >= 0:
+            return found
+    return -1
+
+
+def _stands_more_often(body: bytes, wanted: bytes, count: int) -> bool:
+    at = 0
+    for _ in range(count + 1):
+        found = _find(body, wanted, at)
+        if found < 0:
+            return False
+        at = found + len(wanted)
+    return True
 
 
 def _part(head: bytes, start: int, end: int) -> _Part:

@@ -10,13 +10,14 @@ and the types of its server, read at fb307609, 2026-08-21.)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
+from ..contract import RawJson
 from ..errors import Problem, Refused
-from ._json import join_members, raw_members, read_object
+from ._json import is_null, join_members, raw_members, read_object
 
 MAX_ARGUMENT_VALUES: Final = 200_000
 # Its templates join consecutive messages of one role so; parts of one message are nothing else to it.
@@ -102,7 +103,7 @@ class _Reasoning(msgspec.Struct):
     effort: str | None = None
 
 
-def ollama_chat_body(members: dict[str, bytes], upstream_model: str) -> bytes:
+def ollama_chat_body(members: Mapping[str, RawJson], upstream_model: str) -> bytes:
     """Write the body for ``POST /api/chat``.
 
     Args:
@@ -112,8 +113,8 @@ def ollama_chat_body(members: dict[str, bytes], upstream_model: str) -> bytes:
     Raises:
         Refused: ``invalid_value``, with the path of what Ollama can not do as ``param``.
     """
-    given = {key: raw for key, raw in members.items() if raw.strip() != b"null"}
-    if given.get("n", b"1").strip() != b"1":
+    given = {key: bytes(raw) for key, raw in members.items() if not is_null(raw)}
+    if given.get("n", b"1") != b"1":
         raise _refuse("n", "must be 1: this model's engine gives one choice")
     body = {
         "model": msgspec.json.encode(upstream_model),

@@ -6,6 +6,7 @@ engine as the caller's bytes, so that a new sampling option needs no release.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -22,11 +23,13 @@ from ..contract import (
     Form,
     InternalRequest,
     Operation,
+    RawJson,
 )
 from ..errors import Problem, Refused
-from ._json import Json, join_members, raw_members
+from ._json import is_null, join_members, object_pieces, raw_members
 from ._multipart import read_form, with_model
 from ._ollama_request import ollama_chat_body
+from ._scan import Json, JsonObject
 
 MAX_CHOICES: Final = 128
 _Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -79,31 +82,37 @@ class ReadBody:
     choices: int
     wants_usage: bool
     wants_running_usage: bool
-    members: dict[str, bytes]
+    members: dict[str, RawJson]
     tokens: int | None = None
     form: Form | None = None
 
 
-def model_of(value: dict[str, Json]) -> str:
+def model_of(body: JsonObject) -> str:
     """Name the model, which is judged before all other fields.
 
     Raises:
         Refused: it is missing or no string.
     """
-    name = value.get("model")
+    name = body.value.get("model")
     if name is None:
         raise _missing("model")
+    if "model" in body.long:
+        raise _wrong("model", "is too long")
     if not isinstance(name, str) or not name:
         raise _wrong("model", "must be a string that is not empty")
     return name
 
 
-def read_body(operation: Operation, value: dict[str, Json], body: bytes) -> ReadBody:
+def read_body(operation: Operation, body: JsonObject) -> ReadBody:
     """Check the fields that the gateway acts on.
 
     Raises:
         Refused: ``missing_field`` or ``invalid_value``, with the field as ``param``.
     """
+    value = body.value
+    for name in body.long:
+        if name in _Acted.model_fields:
+            raise _wrong(name, "is too long")
     try:
         acted = _Acted.model_validate(value)
     except ValidationError as exc:
@@ -120,7 +129,7 @@ def read_body(operation: Operation, value: dict[str, Json], body: bytes) -> Read
         choices=prompts * (acted.n or 1) if operation.choices else 0,
         wants_usage=bool(options.include_usage),
         wants_running_usage=bool(options.include_usage and options.continuous_usage_stats),
-        members=raw_members(body),
+        members=body.members,
         tokens=acted.tokens(operation),
     )
 
@@ -134,16 +143,18 @@ def read_form_body(body: bytes, content_type: bytes) -> ReadBody:
     form, model, fields = read_form(body, content_type)
     if fields.get("stream", b"").strip().lower() in (b"true", b"1"):
         raise _wrong("stream", "is not possible here")
-    return ReadBody(model, False, 1, 0, False, False, fields, None, form)
+    return ReadBody(model, False, 1, 0, False, False, {**fields}, None, form)
 
 
-def forbidden_field(members: dict[str, bytes], fields: frozenset[str]) -> str | None:
+def forbidden_field(members: Mapping[str, RawJson], fields: frozenset[str]) -> str | None:
     """Answer the first field that steers the engine itself, unless it is null."""
-    return next((key for key, raw in members.items() if key in fields and raw.strip() != b"null"), None)
+    return next((key for key, raw in members.items() if key in fields and not is_null(raw)), None)
 
 
-def internal_body(request: InternalRequest, dialect: Dialect, attempt_id: str, salt: str) -> bytes:
+def internal_body(request: InternalRequest, dialect: Dialect, attempt_id: str, salt: str) -> list[RawJson]:
     """Write the body that the engine gets: the caller's fields, and our identity.
+
+    Answers it in pieces, in order.
 
     Args:
         salt: keeps the prefix caches of tenants apart, where the engine can.
@@ -152,10 +163,10 @@ def internal_body(request: InternalRequest, dialect: Dialect, attempt_id: str, s
         Refused: this engine can not be asked for it.
     """
     if request.form is not None:
-        return with_model(request.form, request.upstream_model)
+        return [*with_model(request.form, request.upstream_model)]
     members = dict(request.members)
     for key, raw in request.defaults.items():
-        if members.get(key, b"null").strip() == b"null":
+        if is_null(members.get(key, b"null")):
             members[key] = raw
     field = _tokens_field(request.operation, dialect)
     if request.output_limit is not None and field is not None:
@@ -164,18 +175,18 @@ def internal_body(request: InternalRequest, dialect: Dialect, attempt_id: str, s
     if msgspec.json.decode(members["model"]) != request.upstream_model:
         members["model"] = msgspec.json.encode(request.upstream_model)
     if dialect.native(request.operation):
-        return ollama_chat_body(members, request.upstream_model)
+        return [ollama_chat_body(members, request.upstream_model)]
     if request.stream and request.operation.choices:
         members["stream_options"] = _ask_for_usage(members.get("stream_options"), dialect.running_usage)
     if dialect.request_id_field is not None:
         members[dialect.request_id_field] = msgspec.json.encode(attempt_id)
     if dialect.cache_salt:
         members["cache_salt"] = msgspec.json.encode(salt)
-    return join_members(members)
+    return object_pieces(members)
 
 
-def _ask_for_usage(asked: bytes | None, running: bool) -> bytes:
-    options = {} if asked is None or asked.strip() == b"null" else raw_members(asked)
+def _ask_for_usage(asked: RawJson | None, running: bool) -> bytes:
+    options = {} if asked is None or is_null(asked) else raw_members(asked)
     options["include_usage"] = b"true"
     if running:
         options["continuous_usage_stats"] = b"true"
