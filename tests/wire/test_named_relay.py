@@ -231,6 +231,18 @@ def test_an_event_that_is_no_json_is_a_fault_before_the_commit(style: Style, dat
 
 
 @styles
+@pytest.mark.parametrize("name", [b"event: x.delta\n", b""])
+@pytest.mark.parametrize("data", [b"{", b'{"a":}', b'{"a":nan}', b'{"a":' + b"[" * 4000, b"{}x"])
+def test_an_event_that_is_no_json_is_a_fault_after_the_commit_too(
+    style: Style, name: bytes, data: bytes
+) -> None:
+    loud = LOUD[style][0]
+    answer, relay = relayed(style, loud, name + b"data: " + data + b"\n\n" + loud)
+    assert answer == loud
+    assert relay.fault == EngineError(502, "an event is not valid JSON", code="engine_protocol_error")
+
+
+@styles
 def test_output_in_front_of_a_too_large_event_is_handed_out(style: Style) -> None:
     loud = LOUD[style][0]
     answer, relay = relayed(style, loud + event("x.delta", text="x" * 1000), like=shape(limit=500))
@@ -260,6 +272,9 @@ FAILURES: list[tuple[Style, bytes, tuple[Any, ...]]] = [
     (Style.MESSAGES, b'event: ping\ndata: {"type": "error", "message": "m"}\n\n', ("m", "error")),
     (Style.MESSAGES, b'data: {"type": "error", "error": {"message": "m"}}\n\n', ("m",)),
     (Style.MESSAGES, b'event: x\ndata: {"error": {"code": "x"}}\n\n', ("", None, "x")),
+    (Style.MESSAGES, b'event: x\ndata: {"\\u0065rror": {"code": "x"}}\n\n', ("", None, "x")),
+    (Style.MESSAGES, b'event: x\ndata: {"type": "e\\u0072ror", "message": "m"}\n\n', ("m", "error")),
+    (Style.RESPONSES, b'event: x.delta\ndata: {"err\\u006fr": {"message": "m"}}\n\n', ("m",)),
 ]
 
 
@@ -309,7 +324,9 @@ def test_an_event_without_a_name_is_known_by_its_type_at_the_top() -> None:
     nested = b'data: {"item":{"type":"response.completed"},"type":"response.x.delta"}\n\n'
     assert relay.feed(nested) == b"event: response.x.delta\n" + nested
     assert relay.feed(b'data: {"type": 7}\n\n') == b'data: {"type": 7}\n\n'
-    assert relay.feed(b"data: {broken\n\n") == b"data: {broken\n\n"
+    escaped = b'data: {"type":"response.f\\u0061iled"}\n\n'
+    assert relay.feed(escaped) == b""
+    assert relay.fault == EngineError(500, type="response.failed")
 
 
 @styles

@@ -69,6 +69,7 @@ A, B = chunk(says("a")), chunk(says("b"))
 STOP = chunk(ends())
 USAGE = chunk(usage={"prompt_tokens": 3, "completion_tokens": 2})
 DONE = b"data: [DONE]\n\n"
+NO_JSON = EngineError(502, "an event is not valid JSON", code="engine_protocol_error")
 FAILED = event({"error": {"message": "m", "code": 503}})
 
 
@@ -335,15 +336,48 @@ def test_what_is_held_is_bounded() -> None:
 def test_an_event_that_is_no_json_is_a_fault_before_the_commit(data: bytes) -> None:
     answer, relay = relayed(ROLE, b"data: " + data + b"\n\n", A)
     assert answer == b""
-    assert relay.fault == EngineError(502, "an event is not valid JSON", code="engine_protocol_error")
+    assert relay.fault == NO_JSON
+
+
+@pytest.mark.parametrize("rename", [False, True])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{",
+        b"{}x",
+        b"{}}",
+        b'{"a":}',
+        b"{a:1}",
+        b'{"a":1,}',
+        b'{"a":"\\x"}',
+        b'{"choices":[{"delta":{"content":"a"}]}',
+        b'{"choices":[{"delta":{"content":"a}',
+        b'{"a":nan}',
+        b'{"a":' + b"[" * 4000 + b"]" * 4000 + b"}",
+    ],
+)
+def test_an_event_that_is_no_json_is_a_fault_after_the_commit_too(data: bytes, rename: bool) -> None:
+    bad, like = b"data: " + data + b"\n\n", shape(rename=rename)
+    begun = relayed(A, B, like=like)[0]
+    for pieces in ([bad], [bad + B], bytewise(bad)):
+        answer, relay = relayed(A, B, *pieces, B, like=like)
+        assert answer == begun
+        assert relay.fault == NO_JSON
+
+
+@pytest.mark.parametrize("rename", [False, True])
+def test_events_that_are_json_together_only_are_none(rename: bool) -> None:
+    like = shape(rename=rename)
+    answer, relay = relayed(A, b'data: {"a":[1,\n\ndata: {"b":2}]}\n\n' + B, like=like)
+    assert (answer, relay.fault) == (relayed(A, like=like)[0], NO_JSON)
 
 
 def test_an_event_that_must_be_edited_and_can_not_be_is_a_fault_after_the_commit() -> None:
-    for broken in (b'{"choices": [', b'{"usage":', b'{"a":"finish_reason"'):
+    for broken in (b'{"choices": [', b'{"usage":', b'{"a":"finish_reason"', b'{"choices":[],"model":"\xff"}'):
         answer, relay = relayed(A, b"data: " + broken + b"\n\n", B, like=shape(rename=True))
         assert b'"a"' in answer
         assert b'"b"' not in answer
-        assert relay.fault == EngineError(502, "an event is not valid JSON", code="engine_protocol_error")
+        assert relay.fault == NO_JSON
 
 
 def test_output_in_front_of_a_too_large_event_is_handed_out() -> None:
@@ -458,6 +492,10 @@ def test_a_finish_is_seen_in_every_spelling() -> None:
         (event({"error": "text"}), EngineError(500, "text")),
         (event({"object": "error", "message": "m", "code": 400}), EngineError(400, "m")),
         (event({"error": {"message": "m"}, "choices": [says("x")]}), EngineError(500, "m")),
+        (b'data: {"\\u0065rror":{"message":"m","code":503}}\n\n', EngineError(503, "m")),
+        (b'data: {"id":"x","err\\u006Fr":"text"}\n\n', EngineError(500, "text")),
+        (b'data: {"object":"\\u0065rror","message":"m","code":400}\n\n', EngineError(400, "m")),
+        (b'data: {"choices":[{"finish_reaso\\u006e":"error"}]}\n\n', EngineError(500)),
         (b'event: error\ndata: {"error":{"message":"m","code":429}}\n\n', EngineError(429, "m")),
         (b"event: error\ndata: text\n\n", EngineError(500, "text")),
         (b"event: error\ndata: [DONE]\n\n", EngineError(500, "[DONE]")),
@@ -471,6 +509,16 @@ def test_an_error_ends_the_stream_before_and_after_the_commit(failure: bytes, er
         assert relayed(*pieces)[1].fault == error
         answer, relay = relayed(A, *pieces)
         assert (answer, relay.fault, relay.done, relay.aborted) == (A, error, False, False)
+
+
+def test_escaped_names_are_seen_and_escaped_text_is_text() -> None:
+    finish = b'data: {"choices":[{"index":0,"delta":{},"\\u0066inish_reason":"stop"}]}\n\n'
+    usage = b'data: {"choices":[],"us\\u0061ge":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
+    text = b'data: {"choices":[{"index":0,"delta":{"content":"\\u0022\\u0065rror\\u0022"}}]}\n\n'
+    answer, relay = relayed(A, text, text + text, finish, usage, DONE)
+    assert answer == A + text * 3 + finish  # nobody asked for usage
+    assert relay.usage == Usage(3, None, 2)
+    assert (relay.fault, relay.all_finished, relay.content_events) == (None, True, 4)
 
 
 @pytest.mark.parametrize("nothing", [None, False, 0, "", {}, []])
@@ -588,10 +636,15 @@ def test_infinities_leave_as_numbers_before_and_after_the_commit() -> None:
 
 
 def test_a_stray_carriage_return_ends_a_line_on_either_path() -> None:
-    broken = b'data: {"id":"x","choices":[],"a":"\r"}\n\n'
-    fast, _ = relayed(A, broken, B)
-    slow, _ = relayed(A, *bytewise(broken), B)
-    assert fast == slow == A + b'data: {"id":"x","choices":[],"a":"\n\n' + B
+    split = b'data: {"id":"x","choices":[],\rdata: "a":1}\n\n'
+    fast, _ = relayed(A, split, B)
+    slow, _ = relayed(A, *bytewise(split), B)
+    assert fast == slow == A + split.replace(b"\r", b"\n") + B
+    inside = b'data: {"id":"x","choices":[],"a":"\r"}\n\n'  # ends the event in the middle of a string
+    for pieces in ([inside], bytewise(inside)):
+        answer, relay = relayed(A, *pieces, B)
+        assert answer == A
+        assert relay.fault == NO_JSON
 
 
 @pytest.mark.parametrize("begun", [b"event: error\n", b"data: {\n", b": note\n", b"data: "])

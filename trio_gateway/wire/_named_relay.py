@@ -18,11 +18,11 @@ import msgspec
 from ..contract import Style
 from ._answers import EngineError, Usage, read_error, read_named_usage
 from ._json import join_members, may_hold_infinity, raw_members, with_finite_numbers
-from ._relay import StreamShape
+from ._relay import StreamShape, is_json, may_hide_marker
 from ._sse import Event, EventReader, receipt_comment, write_event
 
 _decode = msgspec.json.Decoder().decode
-_TYPE = re.compile(rb'"([\w.]+)"')
+_TYPE = re.compile(r"[\w.]+", re.ASCII)
 _SEQUENCE = re.compile(rb'"sequence_number"\s*:\s*([0-9]{1,15})')
 
 
@@ -159,6 +159,8 @@ class NamedRelay:
             or name in grammar.usage
             or name in grammar.perhaps
             or b'"error"' in data
+            or may_hide_marker(data)
+            or not is_json(data)
         )
         if read and not self._read(name, data):
             return False
@@ -236,10 +238,10 @@ class NamedRelay:
 def _name_of(data: bytes) -> bytes:
     """An event without a name carries it as its type."""
     try:
-        found = _TYPE.fullmatch(raw_members(data).get("type", b""))
+        found = _decode(raw_members(data).get("type", b'""'))
     except (ValueError, RecursionError):
         return b""
-    return found[1] if found else b""
+    return found.encode() if isinstance(found, str) and _TYPE.fullmatch(found) else b""
 
 
 def _is_error(value: Any) -> bool:

@@ -1,8 +1,9 @@
 """The relay core: an engine's event stream in, the client's event stream out. Sans-IO.
 
 A token costs a scan and no decoding: an event is decoded only where a marker
-(finish, usage, error) is found in it, and before the commit. What leaves here
-are whole events in canonical form, ready to be framed.
+(finish, usage, error) is found in it, and before the commit. Of all others the
+grammar is checked, which costs no object. What leaves here are whole events in
+canonical form, ready to be framed.
 
 States: events are *held* until the first that commits; then they pass; after
 `done` or `fault` nothing is read any more.
@@ -24,6 +25,7 @@ from ._json import may_hold_infinity, with_finite_numbers
 from ._sse import DONE, Event, EventReader, receipt_comment, write_event
 
 _decode = msgspec.json.Decoder().decode
+_skip = msgspec.json.Decoder(msgspec.Raw).decode  # checks the grammar alone, in a tenth of a microsecond
 _FINISH: Final = b'"finish_reason"'
 _NO_FINISH_YET: Final = b'"finish_reason":null'
 # Numbers and plain words, in objects at most one level deep: no brace can hide in a string of it.
@@ -34,6 +36,23 @@ _USAGE_AT_END = re.compile(
 _MODEL_EARLY = re.compile(
     rb'\{\s*(?:"(?:id|object|created|system_fingerprint)"\s*:\s*(?:"[^"\\]*"|[0-9]+|null)\s*,\s*)*"model"\s*:\s*("[^"\\]*")'
 )
+
+
+def may_hide_marker(data: bytes) -> bool:
+    """Whether a marker may stand in the text that a search for its bytes does not find.
+
+    Letters can be written as escapes, all of which begin like this, such as those of a key that is ``error``.
+    """
+    return b"\\u00" in data
+
+
+def is_json(data: bytes) -> bool:
+    """Whether an event is JSON by its grammar, which knows no infinities. Strings may hold any bytes."""
+    try:
+        _skip(data)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +188,7 @@ class StreamRelay:
             or b"\r" in data
             or b'"error"' in data
             or b'"usage"' in data
-            or may_hold_infinity(data)
+            or (b"\\" in data and may_hide_marker(data))
             or not self._reader.at_boundary
         ):
             return False
@@ -179,6 +198,7 @@ class StreamRelay:
             and data.count(b"\n\ndata: {") == count - 1
             and data.count(_FINISH) == data.count(_NO_FINISH_YET)
             and len(data) <= self._shape.max_event_bytes
+            and (is_json(data[6:-2]) if count == 1 else all(map(is_json, data[6:-2].split(b"\n\ndata: "))))
         )
 
     def _take(self, event: Event, out: list[bytes]) -> bool:
@@ -200,14 +220,16 @@ class StreamRelay:
 
     def _take_object(self, data: bytes, out: list[bytes]) -> bool:
         output = True
-        if may_hold_infinity(data):
-            data = with_finite_numbers(data)
         if (
             not self.committed
             or b'"error"' in data
             or b'"usage"' in data
+            or may_hide_marker(data)
             or data.count(_FINISH) != data.count(_NO_FINISH_YET)
+            or not is_json(data)
         ):
+            if may_hold_infinity(data):
+                data = with_finite_numbers(data)
             value = self._decode(data)
             if value is None or self._is_fault(value, data):
                 return False
