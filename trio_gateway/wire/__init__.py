@@ -24,6 +24,7 @@ from ._relay import StreamRelay, StreamShape, failed_chunk
 from ._requests import ReadBody, forbidden_field, internal_body, model_of, read_body, read_form_body
 from ._scan import Json, JsonObject
 from ._sse import DONE, HEARTBEAT, write_event
+from ._trace import trace_context
 from ._worker_messages import (
     PROTOCOL,
     REJECTIONS,
@@ -117,8 +118,8 @@ __all__ = [
     "UsageCounts",
     "WorkerReport",
     "WorkerState",
-    "failed_chunk",
     "choices_asked",
+    "failed_chunk",
     "failure_of",
     "forbidden_field",
     "internal_body",
@@ -136,6 +137,7 @@ __all__ = [
     "read_object",
     "rejection_of",
     "rename_model",
+    "trace_context",
     "with_finite_numbers",
     "write_chunk",
     "write_event",
