@@ -110,7 +110,7 @@ class NamedEvent(_Record, frozen=True, tag="event"):
     """One event of a Responses or Messages stream, its data unchanged: a string that holds its JSON."""
 
     data: str
-    event: Annotated[str, Meta(pattern=r"^[\w.-]{1,64}$")] | UnsetType | None = UNSET
+    event: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")] | UnsetType | None = UNSET
 
 
 class Result(_Record, frozen=True, tag="result"):
@@ -123,7 +123,7 @@ class Result(_Record, frozen=True, tag="result"):
 
     status: Annotated[int, Meta(ge=200, le=599)]
     body: Raw
-    content_type: Annotated[str, Meta(pattern=r"^text/[a-z0-9.+-]{1,64}$")] | UnsetType | None = UNSET
+    content_type: Annotated[str, Meta(pattern=r"^text/[a-z0-9.+-]{1,64}\Z")] | UnsetType | None = UNSET
 
 
 class End(_Record, frozen=True, tag="end"):
@@ -174,10 +174,10 @@ REJECTIONS: Final[dict[str, int]] = {
 }
 
 WorkerState = Literal["starting", "ready", "draining", "stopping"]
-WorkerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
-RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+WorkerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\Z")]
+RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\Z")]
 AttemptNumber = Annotated[int, Meta(ge=1, le=99)]
-_Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+_Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
 _Names = Annotated[list[Annotated[str, Meta(min_length=1, max_length=512)]], Meta(max_length=1024)]
 _Slots = Annotated[int, Meta(ge=0, le=65_536)]
 _Rate = Annotated[float, Meta(ge=0, le=1e12)]
@@ -200,7 +200,7 @@ class Registration(msgspec.Struct, frozen=True):
 
     worker_id: WorkerId
     incarnation: Count
-    url: Annotated[str, Meta(pattern=r"^http://[A-Za-z0-9.\[\]:_-]{1,255}/?$")]
+    url: Annotated[str, Meta(pattern=r"^http://[A-Za-z0-9.\[\]:_-]{1,255}/?\Z")]
     models: _Names
     slots: _Slots
     engine: EngineKind
@@ -216,7 +216,7 @@ class Registered(msgspec.Struct, frozen=True):
         heartbeat_interval, ttl: seconds; without a heartbeat for ``ttl`` the worker is forgotten.
     """
 
-    secret: Annotated[str, Meta(min_length=16, max_length=256, pattern=r"^[\x21-\x7e]+$")]
+    secret: Annotated[str, Meta(min_length=16, max_length=256, pattern=r"^[\x21-\x7e]+\Z")]
     heartbeat_interval: Annotated[float, Meta(gt=0, le=3600)]
     ttl: Annotated[float, Meta(gt=0, le=86_400)]
 
@@ -327,5 +327,5 @@ def _explain(error: Exception) -> str:
     if isinstance(error, msgspec.ValidationError):
         what, at, where = str(error).rpartition(" - at `")
         # msgspec quotes values in some of its messages.
-        return f"not a valid message{at}{where}" if "Invalid value" in what else str(error)
+        return f"not a value of this field{at}{where}" if what.startswith("Invalid") else str(error)
     return "not valid JSON"

@@ -271,11 +271,11 @@ class _ChunkSink:
             return self._tool_call(record)
         if isinstance(record, Finish):
             return self._finish_choice(record)
-        if isinstance(record, UsageCounts):
-            self.usage = Usage(
-                _count(record.prompt_tokens), _count(record.cached_tokens), _count(record.completion_tokens)
-            )
-            self._written_usage = _write_usage(record, self.usage)
+        assert isinstance(record, UsageCounts)  # the grammar has let nothing else pass
+        self.usage = Usage(
+            _count(record.prompt_tokens), _count(record.cached_tokens), _count(record.completion_tokens)
+        )
+        self._written_usage = _write_usage(record, self.usage)
         return b""
 
     def finish(self) -> bytes:
@@ -549,7 +549,7 @@ class AgentAnswer:
             if len(bytes(record.body)) > self._max:
                 self._malformed("the answer is too large")
         else:
-            self.progress += more
+            self.progress += more or not isinstance(record, Ping | Accepted)
 
 
 class ReleaseReader:

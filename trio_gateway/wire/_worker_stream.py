@@ -95,7 +95,7 @@ def choices_asked(operation: Operation, body: bytes) -> int:
         raise ValueError("the body can not be read") from None
     # A list of token ids is one prompt; of strings, or of such lists, each is one.
     token_ids = bool(listed) and not bytes(listed[0]).startswith((b'"', b"[", b"{"))
-    choices = (1 if token_ids else len(listed) or 1) * (asked.n or 1)
+    choices = (1 if token_ids else len(listed) or 1) * (1 if asked.n is None else asked.n)
     if not 0 < choices <= MAX_CHOICES:
         raise ValueError("the body asks for an impossible number of choices")
     return choices
@@ -144,15 +144,21 @@ class Grammar:
         choices: choices that must finish before the end of a stream of choices.
 
     Attributes:
-        generated: tokens that the records stand for.
+        stage: how far it is.
     """
 
     def __init__(self, form: AnswerForm, choices: int) -> None:
         self._form = form
         self._choices = choices
         self._finished: set[int] = set()
+        self._counted = 0  # tokens that deltas stand for
+        self._told = 0  # tokens that pings told of
         self.stage = Stage.NEW
-        self.generated = 0
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far, as far as the records tell: pings may be ahead of deltas."""
+        return max(self._counted, self._told)
 
     @property
     def all_finished(self) -> bool:
@@ -176,7 +182,7 @@ class Grammar:
         elif kind is End:
             self._check_end()
         elif isinstance(record, Ping):
-            self.generated = max(self.generated, record.generated)
+            self._told = max(self._told, record.generated)
         self.stage = after
 
     def _check_choice(self, record: Delta | ToolCall | Finish) -> None:
@@ -187,7 +193,7 @@ class Grammar:
         if isinstance(record, Finish):
             self._finished.add(record.i)
         else:
-            self.generated += record.n
+            self._counted += record.n
 
     def _check_end(self) -> None:
         if self._form is AnswerForm.CHOICES and not self.all_finished:
