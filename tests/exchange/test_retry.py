@@ -114,6 +114,11 @@ def test_a_status_that_means_nothing_here_is_a_failure(status: int) -> None:
     assert judged(of_error(EngineError(status))) == FAULT
 
 
+def test_what_no_other_worker_would_do_better_is_not_tried_again() -> None:
+    failure = of_error(EngineError(500, final=True))
+    assert (failure.way, failure.fault, failure.problem.code) == (Way.NOWHERE, True, "engine_failed")
+
+
 def test_a_stream_that_could_not_be_read_is_a_protocol_error() -> None:
     failure = of_error(EngineError(502, "an event is not valid JSON", code="engine_protocol_error"))
     assert judged(failure) == PROTOCOL_FAULT

@@ -128,7 +128,8 @@ def of_error(error: EngineError, retry_after: float | None = None) -> Failure:
     if (400 <= status < 500 and status not in _FAILURES_BELOW_500) or status == 501:
         return Failure(Way.NOWHERE, _passed_on(error), "invalid")
     code = error.code if error.code == "engine_protocol_error" else "engine_failed"
-    return Failure(Way.ONCE, Problem.of(code, "the engine failed"), "error", fault=True)
+    way = Way.NOWHERE if error.final else Way.ONCE
+    return Failure(way, Problem.of(code, "the engine failed"), "error", fault=True)
 
 
 _FAILURES_BELOW_500: Final = frozenset({424})  # how TGI says that generating failed
