@@ -1,4 +1,4 @@
-"""The commands: serve, worker, check-config, demo."""
+"""The commands: serve, worker, check-config, demo, simulate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import typer
 
 from . import __version__
 from .agent import Agent, AgentSettings, HowEnded
-from .agent.engines import ENGINES, EngineOptions, make_engine, names, read_secret
+from .agent.engines import (
+    ENGINES,
+    EngineOptions,
+    SimulatedSettings,
+    make_engine,
+    names,
+    read_secret,
+    serve_simulated,
+)
 from .config import ConfigurationError, Settings, explain, load_settings
 from .gateway import Gateway
 from .telemetry import Log
@@ -142,6 +150,51 @@ def demo(
     from .demo import run_demo  # needs the extra 'local', which serving does not
 
     raise typer.Exit(run_demo(once))
+
+
+@app.command()
+def simulate(
+    kind: Annotated[str, typer.Option("--kind", help="vllm, sglang, llamacpp, tgi or openai.")] = "vllm",
+    bind: Annotated[str, typer.Option("--bind", help="host:port; port 0 takes a free one.")] = "127.0.0.1:0",
+    models: Annotated[list[str] | None, typer.Option("--model", help="A name that it serves.")] = None,
+    slots: Annotated[int, typer.Option("--slots", help="Choices that run at a time.")] = 8,
+    blocks: Annotated[int, typer.Option("--blocks", help="Blocks of KV memory, of 16 tokens.")] = 4096,
+    context: Annotated[int, typer.Option("--context", help="Tokens of a prompt and its answer.")] = 8192,
+    max_queued: Annotated[int | None, typer.Option("--max-queued", help="Choices that may wait.")] = None,
+    prefill: Annotated[float, typer.Option("--prefill", help="Tokens of prompts a second.")] = 8000.0,
+    decode: Annotated[float, typer.Option("--decode", help="Tokens a second of one that runs alone.")] = 50.0,
+    load: Annotated[float, typer.Option("--load", help="Seconds until the model is there.")] = 0.0,
+    speed: Annotated[float, typer.Option("--speed", help="Everything so many times as fast.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of all texts and dice.")] = 0,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Serve metrics, as engines do if told.")] = False,
+) -> None:
+    """Serve a simulated engine, which has no model and breaks on demand."""
+    settings = SimulatedSettings(
+        kind=kind,
+        bind=bind,
+        models=tuple(models or ("simulated",)),
+        slots=slots,
+        blocks=blocks,
+        context=context,
+        max_queued=max_queued,
+        prefill=prefill,
+        decode=decode,
+        load=load,
+        speed=speed,
+        seed=seed,
+        metrics=metrics,
+    )
+    try:
+        engine = settings.engine()
+    except ValueError as error:
+        typer.echo(f"trio-gateway: {error}", err=True)
+        raise typer.Exit(USAGE_ERROR) from None
+    try:
+        trio.run(serve_simulated, settings, engine, typer.echo)
+    except* OSError as group:
+        for failed in _leaves(group):
+            typer.echo(f"trio-gateway: {failed}", err=True)
+        raise typer.Exit(CANNOT_START) from None
 
 
 @app.command()

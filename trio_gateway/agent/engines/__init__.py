@@ -4,6 +4,8 @@ from ._choose import ENGINES, EngineOptions, make_engine, names, read_secret
 from ._simulated_engine import SimulatedEngine, Sink
 from ._simulated_faults import Fault, PlannedFault
 from ._simulated_generation import Generation, Limits, Output, Refusal, Speed
+from ._simulated_http import SimulatedServer
+from ._simulated_process import SimulatedSettings, serve_simulated
 
 __all__ = [
     "ENGINES",
@@ -15,9 +17,12 @@ __all__ = [
     "PlannedFault",
     "Refusal",
     "SimulatedEngine",
+    "SimulatedServer",
+    "SimulatedSettings",
     "Sink",
     "Speed",
     "make_engine",
     "names",
     "read_secret",
+    "serve_simulated",
 ]

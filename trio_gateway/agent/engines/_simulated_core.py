@@ -48,10 +48,11 @@ class SimulatedCore:
 
     Attributes:
         memory: the KV blocks.
+        ready_at: when its model is loaded.
         plan: faults of requests that do not name any; may be exchanged at any time.
         steps: the last steps, and ``entries`` the last requests that were released.
         high_water: the most sequences that ever held slots at a time.
-        arrived, refused, preemptions: counts.
+        arrived, refused, preemptions, step_count: counts.
         outcomes: released generations by outcome.
         prompt_tokens, generated_tokens: of everything so far; a prompt counts when it is admitted.
         tally: finish reasons of choices, by number.
@@ -74,12 +75,13 @@ class SimulatedCore:
         self.arrived = 0
         self.refused = 0
         self.preemptions = 0
+        self.step_count = 0
         self.outcomes: Final[Counter[str]] = Counter()
         self.prompt_tokens = 0
         self.generated_tokens = 0
         self.tally: Final[Counter[str]] = Counter()
         self._seed = seed
-        self._ready_at = now + self.speed.load
+        self.ready_at = now + self.speed.load
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._generations: dict[int, Generation] = {}
@@ -114,7 +116,7 @@ class SimulatedCore:
 
     def ready(self, now: float) -> bool:
         """Whether the model is loaded."""
-        return now >= self._ready_at
+        return now >= self.ready_at
 
     def tokens_per_second(self, now: float) -> float:
         """Tokens generated over the last `RATE_WINDOW` seconds, by second."""
@@ -265,6 +267,7 @@ class SimulatedCore:
         if self.speed.jitter:
             seconds *= 1 + self.speed.jitter * (2 * rng.random() - 1)
         self._step_ends = now + seconds
+        self.step_count += 1
         self.steps.append(StepEntry(now, self._step_ends, len(self._running), prefilled, decoding))
 
     def _plan_prefill(self) -> int:

@@ -81,6 +81,11 @@ class SimulatedEngine:
         assert self._core is not None, "run was not started"
         return self._core
 
+    @property
+    def ready(self) -> bool:
+        """Whether its model is loaded."""
+        return self.core.ready(trio.current_time())
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """See AgentEngine. What is open when it is cancelled fails, and is released."""
         now = trio.current_time()
