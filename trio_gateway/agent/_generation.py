@@ -91,12 +91,13 @@ class Generations:
             Refusal: the attempt holds a slot already.
             Gone: the gateway left before it heard a rejection.
         """
-        report = self._report()
+        report, status = self._report(), self._engine.status()
         code = why_not(
-            self._engine.status(),
+            status,
             report.state,
             slots=report.slots,
-            held=len(self._slots),
+            # An engine may know of more than its agent: what was given up while it was being sent.
+            held=max(len(self._slots), status.running),
             model=work.model,
             remaining=work.remaining,
         )

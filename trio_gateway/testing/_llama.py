@@ -52,7 +52,7 @@ def model_file() -> Path:
 def engine_command(
     *, slots: int, context: int, model: Path | None = None, cache: bool = True, embeddings: bool = False
 ) -> list[str]:
-    """The command that serves a model; see `trio_gateway.testing._llama_server`.
+    """The command that serves a model; see `trio_gateway.agent.engines._llamacpp_server`.
 
     Args:
         slots: how many requests are generated at a time.
@@ -68,7 +68,7 @@ def engine_command(
     why = missing_parts()
     if why is not None:
         raise LocalEngineError(why)
-    module = "trio_gateway.testing._llama_server"
+    module = "trio_gateway.agent.engines._llamacpp_server"
     command = [sys.executable, "-m", module, "--model", str(model or model_file()), "--alias", MODEL_NAME]
     command += ["--slots", str(slots), "--context", str(context)]
     return [*command, *([] if cache else ["--no-cache"]), *(["--embeddings"] if embeddings else [])]

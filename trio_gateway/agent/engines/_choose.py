@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from .._engine import AgentEngine
+from ._llamacpp import LlamaCppEngine
+from ._openai import OpenAIEngine
 from ._simulated_engine import SimulatedEngine
 from ._simulated_generation import Limits, Speed
 
 ENGINES: Final = ("simulated", "openai", "llamacpp")
+DEFAULT_SLOTS: Final = 4  # of llama.cpp
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,25 @@ def make_engine(kind: str, options: EngineOptions) -> AgentEngine:
     """
     if kind == "simulated":
         return _simulated(options)
+    if kind == "openai":
+        if options.upstream is None:
+            raise ValueError("the engine openai needs the base URL of its server: --upstream")
+        return OpenAIEngine(
+            options.upstream,
+            options.upstream_kind,
+            models=options.models,
+            slots=options.slots,
+            api_key=options.api_key,
+        )
+    if kind == "llamacpp":
+        if options.model_file is None or len(options.models) != 1:
+            raise ValueError("the engine llamacpp needs one --model-file and one --model, its name")
+        return LlamaCppEngine(
+            options.model_file,
+            name=options.models[0],
+            slots=options.slots or DEFAULT_SLOTS,
+            context=options.context,
+        )
     raise ValueError(f"no engine {kind}: there are {', '.join(ENGINES)}")
 
 

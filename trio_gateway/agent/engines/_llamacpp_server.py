@@ -1,4 +1,4 @@
-"""llama.cpp's own HTTP server as a process: ``python -m trio_gateway.testing._llama_server``.
+"""llama.cpp's own HTTP server as a process: ``python -m trio_gateway.agent.engines._llamacpp_server``.
 
 Loads a model, prints one line ``{"url": ..., "slots": ...}`` on standard output
 when it serves, and ends when standard input ends. So no engine outlives whoever
