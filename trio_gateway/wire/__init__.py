@@ -1,6 +1,7 @@
 """Bytes to meaning and back. Sans-IO: no Trio, no clock, no socket."""
 
 from ._answers import EngineError, Usage, judge_answer, read_error, rename_model
+from ._engine_records import EngineRecords, failed_of
 from ._head_parser import Header
 from ._http1 import (
     CHUNKED,
@@ -85,6 +86,7 @@ __all__ = [
     "EngineError",
     "EngineKind",
     "EngineRecord",
+    "EngineRecords",
     "Failed",
     "Finish",
     "Generate",
@@ -120,6 +122,7 @@ __all__ = [
     "WorkerState",
     "choices_asked",
     "failed_chunk",
+    "failed_of",
     "failure_of",
     "forbidden_field",
     "internal_body",
