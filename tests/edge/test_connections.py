@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
+from typing import Any, Final
 
 import pytest
 import trio
@@ -389,6 +389,63 @@ async def test_bodies_that_have_no_worker_yet_are_bounded_in_total(nursery: trio
         go.set()
         await gateway.settled(2)
         assert gateway.gateway.server.room.used == 0
+
+
+SMALL_ROOM: Final[dict[str, Any]] = {"unplaced_bytes": 400 * KIB, "body_bytes": 400 * KIB}
+
+
+async def test_a_body_that_is_only_declared_takes_no_room() -> None:
+    async with open_engine(chat_stream("ok")) as engine, serving(engine, limits=SMALL_ROOM) as gateway:
+        with ExitStack() as stack:
+            for _ in range(8):
+                idle = stack.enter_context(await gateway.connect())
+                await idle.send(head(f"content-length: {300 * KIB}") + b"{")
+            await gateway.until(lambda: gateway.gateway.server.room.used == 8)
+            with trio.fail_after(10):
+                assert (await gateway.ask(chat_request("x" * 300 * KIB))).status == 200
+        await gateway.settled(1)
+        await gateway.until(lambda: gateway.gateway.server.room.used == 0)
+        books = gateway.gateway.books
+        assert (books.arrived, books.accepted, books.reading) == (9, 1, 0)
+        assert books.turned_away.total() == 8
+
+
+@pytest.mark.parametrize("size", [60 * KIB, 360 * KIB])
+@pytest.mark.parametrize("form", ["sized", "chunked"])
+async def test_a_body_that_finds_no_room_in_its_middle_is_refused_and_gives_back_what_it_had(
+    size: int, form: str, nursery: trio.Nursery
+) -> None:
+    go = trio.Event()
+    async with (
+        open_engine((WaitFor(go), *chat_stream("ok"))) as engine,
+        serving(engine, worker={"slots": 1}, limits=SMALL_ROOM) as gateway,
+    ):
+        room = gateway.gateway.server.room
+        nursery.start_soon(gateway.ask, chat_request())
+        await engine.wait_open(1)
+        with trio.fail_after(10), await gateway.connect() as client:
+            framing = f"content-length: {size}" if form == "sized" else "transfer-encoding: chunked"
+            body = b"x" * size if form == "sized" else chunked(b"x" * size, 4096)
+            await client.send(head(framing) + body[:1000])
+            await gateway.until(lambda: room.used > 900)
+            nursery.start_soon(gateway.ask, chat_request("x" * 350 * KIB))
+            await gateway.queued(1)
+            before = room.used
+            assert 350 * KIB < before < 352 * KIB
+            await client.send(body[1000:])
+            answer = await client.read_to_end()
+            assert (answer.status, error_code(answer)) == (429, "queue_full")
+            await gateway.until(lambda: room.used < before - 900)
+            if size < 64 * KIB:  # the rest of it was dropped
+                await client.send(http_request("GET", "/livez"))
+                assert (await client.read_to_end()).status == 200
+            else:
+                assert answer.header("connection") == ("close" if form == "sized" else None)
+                assert await client.read_closed() == "fin"
+        go.set()
+        await gateway.settled(2)
+        assert room.used == 0
+        assert gateway.gateway.books.turned_away == {"queue_full": 1}
 
 
 async def read_body_that_came_at_once(framed: bytes, beside: Callable[[], Awaitable[None]]) -> bytes:

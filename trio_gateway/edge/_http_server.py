@@ -46,11 +46,25 @@ class ServerLimits:
 
 
 class UnplacedBytes:
-    """Bodies of requests that no worker has yet, in bytes."""
+    """Bodies of requests that no worker has yet, in bytes that have come.
+
+    What is only declared takes nothing: whoever sends none of it would keep others out.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.used = 0
+
+    def check(self, size: int) -> None:
+        """Judge whether ``size`` bytes more would find room by now.
+
+        Raises:
+            Refused: ``queue_full``.
+        """
+        if self.used + size > self._limit:
+            raise Refused(
+                Problem.of("queue_full", "too many bytes of requests wait for a worker", retry_after=1.0)
+            )
 
     def take(self, size: int) -> None:
         """Hold ``size`` bytes more.
@@ -58,10 +72,7 @@ class UnplacedBytes:
         Raises:
             Refused: ``queue_full``; nothing was taken.
         """
-        if self.used + size > self._limit:
-            raise Refused(
-                Problem.of("queue_full", "too many bytes of requests wait for a worker", retry_after=1.0)
-            )
+        self.check(size)
         self.used += size
 
     def give(self, size: int) -> None:
@@ -114,12 +125,12 @@ class Incoming:
         """Read the whole body within its bounds.
 
         Raises:
-            Refused: too large, too slow, no room, or the client ended in its middle.
+            Refused: too large, too slow, the client ended in its middle, or no room: for what
+                is declared, or later because others were faster.
             ClientGone: it left.
         """
         self.check_size()
-        if self.head.body > 0:
-            self._hold(self.head.body)
+        self._room.check(max(self.head.body, 0))
         if self.expects_continue:
             await self.connection.write_all(CONTINUE)
         # A list of pieces could cost fifty times their bytes, which nobody counts, and a bytearray is copied.
@@ -129,8 +140,7 @@ class Incoming:
                 piece = await self._more()
                 if body.tell() + len(piece) > self._limits.body_bytes:
                     raise Refused(self._too_large())
-                if self.head.body == CHUNKED:
-                    self._hold(len(piece))
+                self._hold(len(piece))
                 body.write(piece)
         if limit.cancelled_caught:
             self._lost = True
