@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_network
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_gateway.config import Bind, Endpoint, parse_bind, parse_origin, parse_url
+from trio_gateway.config import Bind, Endpoint, parse_bind, parse_network, parse_origin, parse_url
+from trio_gateway.config._addresses import has_path
 
 
 @pytest.mark.parametrize(
@@ -260,6 +262,75 @@ def test_every_origin_is_refused_or_a_header_value_that_stays_as_it_is(text: str
     assert origin.isprintable()
     assert " " not in origin
     assert parse_origin(origin) == origin
+
+
+@pytest.mark.parametrize(
+    ("url", "named", "path"),
+    [
+        ("http://gpu.internal", True, False),
+        ("https://localhost:1/", True, False),
+        ("HTTP://localhost/v1", True, True),
+        ("http://10.0.0.1:80", False, False),
+        ("http://[::1]//", False, True),
+        ("http+unix:///run/a.sock", False, False),
+        ("HTTP+UNIX:///run/a.sock", False, False),
+    ],
+)
+def test_a_url_tells_whether_it_has_a_name_and_a_path(url: str, named: bool, path: bool) -> None:
+    assert parse_url(url).named is named
+    assert has_path(url) is path
+
+
+@pytest.mark.parametrize(
+    ("text", "network"),
+    [
+        ("10.0.0.0/8", "10.0.0.0/8"),
+        ("0.0.0.0/0", "0.0.0.0/0"),
+        ("10.1.2.3", "10.1.2.3/32"),
+        ("10.1.2.3/32", "10.1.2.3/32"),
+        ("FD00:0::/8", "fd00::/8"),
+        ("::1", "::1/128"),
+        ("::/0", "::/0"),
+    ],
+)
+def test_a_network_is_read(text: str, network: str) -> None:
+    assert parse_network(text) == ip_network(network)
+    assert str(parse_network(text)) == network
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must be a network such as"),
+        ("/8", "must be a network such as"),
+        ("10.0.0.0/", "must be a network such as"),
+        ("10.0.0.0/33", "must be a network such as"),
+        ("10.0.0.0/-1", "must be a network such as"),
+        ("10.0.0.0/8/8", "must be a network such as"),
+        ("10.0.0.0/255.0.0.0", "must be a network such as"),
+        ("10.0.0/8", "must be a network such as"),
+        ("010.0.0.0/8", "must be a network such as"),
+        (" 10.0.0.0/8", "must be a network such as"),
+        ("[::1]", "must be a network such as"),
+        ("fe80::%eth0/64", "must be a network such as"),
+        ("::/129", "must be a network such as"),
+        ("localhost", "must be a network such as"),
+        ("10.0.0.1/8", 'is an address inside of a network: write "10.0.0.0/8" if all of it is meant'),
+        ("fd00::1/8", 'is an address inside of a network: write "fd00::/8" if all of it is meant'),
+    ],
+)
+def test_what_is_no_network_is_refused_with_help(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_network(text)
+
+
+@given(st.one_of(st.text(), st.ip_addresses().map(str), st.from_regex(r"\A[0-9a-f.:]{1,20}/[0-9]{1,3}\Z")))
+def test_every_network_is_refused_or_stays_as_it_is(text: str) -> None:
+    try:
+        network = parse_network(text)
+    except ValueError:
+        return
+    assert parse_network(str(network)) == network
 
 
 @given(st.text())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.config.reading import HASH, MODEL, TENANT, WORKER, complaints
@@ -11,6 +13,7 @@ OPEN = (
     "other machines can reach {}, and without [[tenants]] everybody is served: "
     "add a tenant with a key, or set server.allow_anonymous = true"
 )
+AGENT = WORKER.replace("vllm", "agent")
 UNGUARDED = (
     "other machines can reach {}, and nothing guards it: use a loopback address or a unix socket "
     "(admin.tokens are not implemented in this version)"
@@ -137,13 +140,84 @@ UNGUARDED = (
             MODEL + "aliases = ['latest']\n" + TENANT + 'models = ["lates"]',
             '7: tenants.acme.models[0]: no [[models]] has the id "lates"; did you mean "latest"?',
         ),
-        (TENANT + 'models = ["m"]', '4: tenants.acme.models[0]: no [[models]] has the id "m"'),
         (
-            WORKER,
-            "1: workers: nothing would be served: name the workers' models under [[models]] (asking the "
-            "engines for them is not implemented in this version)",
+            MODEL + "fallbacks = ['m']",
+            "3: models.m.fallbacks[0]: leads back to where it came from: m -> m",
+        ),
+        (
+            MODEL + "fallbacks = ['b']\n[[models]]\nid = 'b'\nfallbacks = ['x',\n'm']\n[[models]]\nid = 'x'",
+            "7: models.b.fallbacks[1]: leads back to where it came from: b -> m -> b",
+        ),
+        (
+            "[[models]]\nid = 'a'\nfallbacks = ['d', 'b']\n[[models]]\nid = 'b'\nfallbacks = ['c']\n"
+            "[[models]]\nid = 'c'\nfallbacks = ['a']\n[[models]]\nid = 'd'\nfallbacks = ['c']",
+            "9: models.c.fallbacks[0]: leads back to where it came from: c -> a -> b -> c",
+        ),
+        (
+            MODEL + "[[models]]\nid = 'n'\nfallbacks = ['m',\n'mm']",
+            '6: models.n.fallbacks[1]: no [[models]] has the id "mm"; did you mean "m"?',
+        ),
+        (
+            MODEL + "aliases = ['latest']\n[[models]]\nid = 'n'\nfallbacks = ['latest']",
+            '6: models.n.fallbacks[0]: "latest" is an alias: name the model, "m"',
         ),
         (WORKER + "ca = 'x.pem'\n" + MODEL, "5: workers.gpu-0.ca: has no use: the url is not https"),
+        (WORKER + "dns = true", "5: workers.gpu-0.dns: has no use: the url has no name that could be"),
+        (
+            WORKER.replace("127.0.0.1", "[::1]") + "dns = true",
+            "5: workers.gpu-0.dns: has no use: the url has no name that could be resolved",
+        ),
+        (
+            WORKER.replace("http://127.0.0.1:8000", "http+unix:///run/a.sock") + "dns = true",
+            "5: workers.gpu-0.dns: has no use: the url has no name that could be resolved",
+        ),
+        (
+            AGENT,
+            "1: workers.gpu-0.api_key_file: must be given for an agent: the file with the secret by which it "
+            "knows its gateways",
+        ),
+        (
+            AGENT.replace("8000", "8000/v1") + "api_key_file = 'x'",
+            "3: workers.gpu-0.url: must end after the host or port: an agent has no path",
+        ),
+        (
+            AGENT.replace("8000", "8000//") + "api_key_file = 'x'",
+            "3: workers.gpu-0.url: must end after the host or port: an agent has no path",
+        ),
+        (
+            '[internal]\nbind = ["127.0.0.1:0"]',
+            "2: internal.bind: needs join_token_file beside it: without a join token anybody could get "
+            "requests of clients",
+        ),
+        (
+            '[internal]\njoin_token_file = "x"',
+            "2: internal.join_token_file: has no use: without internal.bind no worker can register",
+        ),
+        (
+            '[internal]\nbind = []\njoin_token_file = "x"',
+            "3: internal.join_token_file: has no use: without internal.bind no worker can register",
+        ),
+        (
+            '[internal]\nbind = ["127.0.0.1:9090"]\njoin_token_file = "x"',
+            "2: internal.bind[0]: cannot listen on 127.0.0.1:9090 and 127.0.0.1:9090 at once",
+        ),
+        (
+            '[server]\nbind = ["[::1]:9091"]\n[internal]\nbind = ["[::]:9091"]\njoin_token_file = "x"',
+            "4: internal.bind[0]: cannot listen on [::]:9091 and [::1]:9091 at once",
+        ),
+        (
+            "[fleet]\nttl = 2",
+            "2: fleet.ttl: ttl (2) must be more than two heartbeat_interval (1): one lost heartbeat would "
+            "lose the worker",
+        ),
+        (
+            "[fleet]\nheartbeat_interval = 2.5",
+            "2: fleet.heartbeat_interval: ttl (5) must be more than two heartbeat_interval (2.5): one lost",
+        ),
+        (
+            "[fleet]\nheartbeat_interval = 3\nttl = 5",
+            "3: fleet.ttl: ttl (5) must be more than two heartbeat_interval (3): one lost heartbeat would",
+        ),
         ('[server]\nbind = ["0.0.0.0:80"]', "2: server.bind[0]: " + OPEN.format("0.0.0.0:80")),
         (
             '[server]\nbind = ["127.0.0.1:80",\n"[fe80::1]:81"]',
@@ -194,6 +268,18 @@ def test_what_contradicts_is_told_at_the_value_that_was_written(text: str, compl
         "[limits]\nanswer_bytes = '256 MiB'",
         "[delivery]\nstall_timeout = 200",
         MODEL,
+        WORKER,
+        WORKER + TENANT + 'models = ["m"]',
+        TENANT + 'models = ["m"]',
+        WORKER + "dns = false",
+        WORKER.replace("127.0.0.1", "gpu.internal") + "dns = true",
+        WORKER.replace("127.0.0.1", "LOCALHOST").replace("http:", "https:") + "dns = true",
+        "[fleet]\nttl = 2.001",
+        "[fleet]\nheartbeat_interval = 0.1\nttl = 0.25",
+        "[internal]\nallowed_networks = ['0.0.0.0/0']",
+        "[probes]\ninterval = 1\ntimeout = 5",
+        "[[models]]\nid = 'a'\nfallbacks = ['b', 'c']\n[[models]]\nid = 'b'\nfallbacks = ['d']\n"
+        "[[models]]\nid = 'c'\nfallbacks = ['d']\n[[models]]\nid = 'd'",
         WORKER + MODEL + 'workers = ["gpu-0"]',
         WORKER + MODEL + 'aliases = ["gpu-0", "acme"]\n' + TENANT + 'models = ["m"]',
         MODEL + 'upstream = "a"\naliases = ["b"]\n' + MODEL.replace('"m"', '"a"'),
@@ -212,6 +298,26 @@ def test_a_tenant_that_did_not_pass_does_not_make_the_gateway_anonymous() -> Non
     ]
 
 
+def test_a_gateway_whose_workers_register_needs_no_worker_and_no_model(tmp_path: Path) -> None:
+    (tmp_path / "join").write_text("0123456789abcdef")
+    internal = "[internal]\nbind = ['127.0.0.1:0']\njoin_token_file = 'join'\n"
+    parse_settings(internal, folder=tmp_path)
+    named = internal + MODEL + "workers = ['not-here-yet']\n"
+    (model,) = parse_settings(named, folder=tmp_path).models
+    assert model.workers == ("not-here-yet",)
+    broken = complaints(internal.replace("127.0.0.1:0", "x") + MODEL + "workers = ['not-here-yet']\n")
+    assert [line.partition(" ")[0] for line in broken] == ["t.toml:2:", "t.toml:3:"]
+
+
+def test_many_fallbacks_are_judged_at_once() -> None:
+    count = 3000
+    models = [f"[[models]]\nid = 'm{at}'\nfallbacks = ['m{at + 1}']\n" for at in range(count)]
+    first, last = "".join(models), f"[[models]]\nid = 'm{count}'\n"
+    parse_settings(first + last)
+    (complaint,) = complaints(first + last + "fallbacks = ['m0']\n")
+    assert complaint.startswith(f"t.toml:{3 * count + 3}: models.m{count}.fallbacks[0]: leads back to where")
+
+
 def test_a_value_that_did_not_pass_contradicts_nothing() -> None:
     assert complaints("[deadlines]\ndefault = 'x'\nmaximum = 10") == [
         't.toml:2: deadlines.default: write a number and a unit, such as "1.5 s"'
@@ -220,3 +326,9 @@ def test_a_value_that_did_not_pass_contradicts_nothing() -> None:
         't.toml:2: shutdown.grace: write a number and a unit, such as "1.5 s"'
     ]
     assert len(complaints('[server]\nbind = ["x"]\n[admin]\nbind = ["127.0.0.1:8080"]')) == 1
+    assert len(complaints('[internal]\nbind = ["x"]')) == 1
+    assert len(complaints('[internal]\nbind = ["127.0.0.1:0"]\njoin_token_file = 1')) == 1
+    assert len(complaints("[fleet]\nttl = 0\nheartbeat_interval = 4")) == 1
+    assert len(complaints("[fleet]\nttl = 1\nheartbeat_interval = 0")) == 1
+    assert len(complaints(MODEL + "fallbacks = ['a b']\n[[models]]\nid = 'n'\nfallbacks = ['m']")) == 1
+    assert len(complaints("models = 3\n" + TENANT + "models = ['m']")) == 2

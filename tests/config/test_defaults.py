@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import typing
+from fractions import Fraction
+from ipaddress import IPv4Network, IPv6Network
 from typing import Any
 
 import pytest
@@ -34,6 +36,12 @@ DEFAULTS: dict[str, dict[str, object]] = {
         "cors_origins": (),
     },
     "admin": {"bind": (Bind("127.0.0.1", 9090),)},
+    "internal": {
+        "bind": (),
+        "join_token_file": None,
+        "allowed_networks": (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128")),
+        "join_token": None,
+    },
     "limits": {
         "connections": 4096,
         "head_bytes": 64 * KIBI,
@@ -57,6 +65,15 @@ DEFAULTS: dict[str, dict[str, object]] = {
         "between_events": 120.0,
     },
     "retry": {"max_attempts": 3, "budget_ratio": 0.2, "backoff": 1.0},
+    "breaker": {"consecutive_faults": 5, "fault_ratio": 0.5, "window": 30.0, "cooldown": 10.0},
+    "probes": {"interval": 5.0, "timeout": 2.0, "failures": 3, "successes": 1},
+    "fleet": {
+        "share": Fraction(1),
+        "affinity": "prefix",
+        "heartbeat_interval": 1.0,
+        "ttl": 5.0,
+        "dns_interval": 10.0,
+    },
     "delivery": {
         "buffer_bytes": 256 * KIBI,
         "total_buffer_bytes": 256 * MEBI,
@@ -99,8 +116,18 @@ CONTRACT = {
 }
 CONTRACT_KEYS = {f"{section}.{key}" for section, keys in CONTRACT.items() for key in keys.split()}
 
-# Not written in the contract's list of keys, but bracketed values in its text: "each is a setting".
-FURTHER_KEYS = {"limits.gone_probe_interval", "retry.backoff", "delivery.upstream_receive_buffer"}
+# Not written in the contract's list of keys, but bracketed or named in its text: "each is a setting".
+FURTHER_KEYS = {
+    "limits.gone_probe_interval",
+    "retry.backoff",
+    "delivery.upstream_receive_buffer",
+    "workers.dns",
+    "fleet.share",
+    "fleet.affinity",
+    "fleet.heartbeat_interval",
+    "fleet.ttl",
+    "fleet.dns_interval",
+}
 
 
 def built_keys() -> set[str]:
@@ -126,21 +153,21 @@ def test_the_table_of_defaults_names_every_setting_that_has_one() -> None:
 
 
 def test_every_key_of_the_contract_is_built_or_refused_as_not_implemented() -> None:
-    later = {key.partition("=")[0] for key in NOT_YET if "=" not in key}
-    assert built_keys() | later == CONTRACT_KEYS | FURTHER_KEYS
-    assert not built_keys() & later, "a built key is still promised for later"
+    assert built_keys() | NOT_YET.keys() == CONTRACT_KEYS | FURTHER_KEYS
+    assert not built_keys() & NOT_YET.keys(), "a built key is still promised for later"
 
 
-def test_every_kind_of_engine_is_built_or_refused_as_not_implemented() -> None:
-    built = set(typing.get_args(WorkerSettings.model_fields["kind"].annotation))
-    later = {key.partition("=")[2] for key in NOT_YET if "=" in key}
-    assert built | later == {"vllm", "sglang", "llamacpp", "tgi", "ollama", "openai", "agent"}
-    assert not built & later, "a built kind is still promised for later"
+def test_every_kind_of_the_contract_is_built() -> None:
+    kinds = typing.get_args(WorkerSettings.model_fields["kind"].annotation)
+    assert set(kinds) == {"vllm", "sglang", "llamacpp", "tgi", "ollama", "openai", "agent"}
+    assert CANCEL_GRACE.keys() == set(kinds)
 
 
 def test_every_kind_of_engine_has_a_dialect_and_the_same_grace_as_there() -> None:
-    assert set(typing.get_args(WorkerSettings.model_fields["kind"].annotation)) == DIALECTS.keys()
-    assert {kind: dialect.cancel_grace for kind, dialect in DIALECTS.items()} == CANCEL_GRACE
+    assert DIALECTS.keys() | {"agent"} == CANCEL_GRACE.keys()
+    assert {kind: CANCEL_GRACE[kind] for kind in DIALECTS} == {
+        kind: dialect.cancel_grace for kind, dialect in DIALECTS.items()
+    }
 
 
 def test_a_worker_has_its_defaults() -> None:
@@ -149,6 +176,7 @@ def test_a_worker_has_its_defaults() -> None:
         "id": "gpu-0",
         "url": "http://127.0.0.1:8000",
         "kind": "vllm",
+        "dns": False,
         "slots": 64,
         "weight": 1.0,
         "labels": (),
@@ -162,7 +190,15 @@ def test_a_worker_has_its_defaults() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "grace"),
-    [("openai", 0.5), ("vllm", 0.5), ("tgi", 0.5), ("llamacpp", 1.5), ("ollama", 1.5), ("sglang", 4.0)],
+    [
+        ("openai", 0.5),
+        ("vllm", 0.5),
+        ("tgi", 0.5),
+        ("llamacpp", 1.5),
+        ("ollama", 1.5),
+        ("sglang", 4.0),
+        ("agent", 5.0),
+    ],
 )
 def test_the_grace_after_a_cancel_depends_on_the_engine(kind: Any, grace: float) -> None:
     assert WorkerSettings(id="w", url="http://h", kind=kind).cancel_grace == grace
@@ -180,6 +216,7 @@ def test_a_model_has_its_defaults() -> None:
         "id": "m",
         "upstream": "m",
         "workers": None,
+        "fallbacks": (),
         "aliases": (),
         "defaults": {},
         "max_output_tokens": None,
@@ -234,6 +271,27 @@ def test_a_model_finds_its_workers_in_the_order_of_the_file() -> None:
     assert served("b", "a") == ["a", "b"]
     assert served("fast") == ["a", "c"]
     assert served("big", "b") == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("share", "taken"),
+    [
+        ("1/1", [1, 2, 10, 100_000]),
+        ("1/4", [1, 1, 2, 25_000]),
+        ("2/3", [1, 1, 6, 66_666]),
+        ("1/999999", [1, 1, 1, 1]),
+    ],
+)
+def test_a_share_is_that_part_of_a_workers_slots_and_at_least_one(share: str, taken: list[int]) -> None:
+    fleet = parse_settings(f"[fleet]\nshare = '{share}'").fleet
+    assert [fleet.slots_of(slots) for slots in (1, 2, 10, 100_000)] == taken
+
+
+def test_shares_that_make_up_the_whole_take_no_more_than_all_slots() -> None:
+    for parts in range(1, 50):
+        fleet = parse_settings(f"[fleet]\nshare = '1/{parts}'").fleet
+        for slots in range(parts, 200):
+            assert parts * fleet.slots_of(slots) <= slots
 
 
 def test_settings_never_change() -> None:

@@ -10,6 +10,9 @@ import pytest
 from tests.config.reading import HASH, MODEL, TENANT, WORKER
 from trio_gateway.config import ConfigurationError, explain, load_settings
 
+JOIN_TOKEN = "join-0123456789abcdef"
+INTERNAL = "[internal]\nbind = ['127.0.0.1:0']\njoin_token_file = 'join'\n"
+
 
 def explained(folder: Path, text: str, *overrides: str, **environ: str) -> str:
     file = folder / "gateway.toml"
@@ -46,9 +49,48 @@ def test_the_first_lines_tell_the_totals_and_what_may_surprise(tmp_path: Path) -
         "# Note: tenant locked has no key; nobody can use it.",
         "",
     ]
-    assert explained(tmp_path, "").splitlines()[1:3] == [
+    told = explained(tmp_path, "")
+    assert told.splitlines()[1:3] == [
         "# Note: no worker is configured; /readyz answers 503.",
+        "# Note: no model is configured; every name that a worker reports is served.",
+    ]
+    assert told.splitlines()[3:5] == [
         "# Note: no tenant is configured; every caller is served, and keys are ignored.",
+        "",
+    ]
+
+
+def notes(told: str) -> list[str]:
+    """Answer the first line without the file's name, and the notes under it."""
+    first, *rest = told.partition("\n\n")[0].splitlines()
+    return [first.partition(": no problems. ")[2], *(line.removeprefix("# Note: ") for line in rest)]
+
+
+def test_a_gateway_whose_workers_register_is_told_who_can(tmp_path: Path) -> None:
+    (tmp_path / "join").write_text(JOIN_TOKEN)
+    told = explained(tmp_path, INTERNAL + MODEL + "workers = ['later']\n" + TENANT)
+    assert notes(told) == [
+        "0 workers with 0 slots, 1 model, 1 tenant.",
+        "no worker is configured; /readyz answers 503 until one registers.",
+        "internal.allowed_networks has only loopback addresses; no other machine's worker can register.",
+        "model m names later, which no worker of this file is; one may register.",
+    ]
+    wide = INTERNAL + "allowed_networks = ['127.0.0.0/8', '10.0.0.0/8']\n"
+    told = explained(tmp_path, wide + WORKER + MODEL + "workers = ['gpu-0']\n" + TENANT)
+    assert notes(told) == ["1 worker with 64 slots, 1 model, 1 tenant."]
+
+
+def test_a_share_is_told_beside_the_slots(tmp_path: Path) -> None:
+    told = explained(tmp_path, WORKER + MODEL + TENANT + "[fleet]\nshare = '2/8'\n")
+    assert notes(told) == [
+        "1 worker with 64 slots (1/4 of each worker's for this process), 1 model, 1 tenant."
+    ]
+    assert 'share = "1/4"' in told
+
+
+def test_a_worker_without_models_is_nothing_strange_if_none_is_configured(tmp_path: Path) -> None:
+    assert notes(explained(tmp_path, WORKER + TENANT))[1:] == [
+        "no model is configured; every name that a worker reports is served."
     ]
 
 
@@ -63,15 +105,23 @@ def test_what_is_told_is_a_configuration_that_means_the_same(tmp_path: Path) -> 
     text = (
         '[server]\nbind = ["[::1]:1", "unix:a\\"b.sock"]\n'
         + 'cors_origins = ["https://a.b", "http://[::1]:3"]\n'
+        + INTERNAL
+        + 'allowed_networks = ["fd00::/8", "10.1.2.3"]\n[fleet]\nshare = "3/9"\naffinity = "none"\n'
         + WORKER
         + 'labels = ["a", "b"]\nweight = 0.1\n'
+        + WORKER.replace("gpu-0", "pods").replace("127.0.0.1", "pods.internal").replace("vllm", "agent")
+        + 'dns = true\napi_key_file = "join"\n'
         + '[[models]]\nid = "org/a\\u00e9"\nupstream = "b"\nworkers = ["a"]\naliases = ["c:d"]\n'
+        + "fallbacks = ['x']\n"
         + "max_output_tokens = 9\ndefaults = {a = 1.0, b = [1, 1e22, 1e-7, true, {'c d' = '\"'}], '' = {}}\n"
+        + '[[models]]\nid = "x"\n'
         + TENANT
         + "default_timeout = '1500 ms'\nmax_concurrency = 3\n"
         + "[limits]\nhead_bytes = 1000\nkeep_alive = 0.1\n[retry]\nbudget_ratio = 0.3333333\n"
     )
+    (tmp_path / "join").write_text(JOIN_TOKEN)
     told = explained(tmp_path, text).replace("(hidden)", HASH)
+    assert JOIN_TOKEN not in told
     before = load_settings(tmp_path / "gateway.toml")
     again = tmp_path / "again.toml"
     again.write_text(told)

@@ -168,6 +168,66 @@ def test_a_key_in_place_of_its_files_name_is_not_repeated() -> None:
     assert SECRET not in found
 
 
+JOIN_TOKEN = "0123456789abcdef"
+INTERNAL = "[internal]\nbind = ['127.0.0.1:0', 'unix:join.sock']\njoin_token_file = 'join.key'\n"
+
+
+def test_the_join_token_is_read_and_never_shown(tmp_path: Path) -> None:
+    (tmp_path / "join.key").write_text(f"{JOIN_TOKEN}\n")
+    file = write(tmp_path, INTERNAL)
+    settings = load_settings(file)
+    assert settings.internal.join_token is not None
+    assert settings.internal.join_token.get_secret_value() == JOIN_TOKEN
+    shown = [repr(settings), str(settings), settings.model_dump_json(), explain(file)]
+    assert all("join.key" in text for text in shown)
+    assert not any(JOIN_TOKEN in text for text in shown)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"\n", "is empty"),
+        (b" 0123456789abcde\n", "holds fewer than 16 characters, which can be guessed"),
+        (b"01234567 89abcdef", "holds a blank or another byte that no key has; it must hold the key alone"),
+        (
+            b"0123456789abcdef\x00",
+            "holds a blank or another byte that no key has; it must hold the key alone",
+        ),
+        (b"0" * 8193, "has more than 8192 bytes"),
+    ],
+)
+def test_a_file_without_a_join_token_is_told_and_not_repeated(
+    tmp_path: Path, content: bytes | None, complaint: str
+) -> None:
+    if content is not None:
+        (tmp_path / "join.key").write_bytes(content)
+    found = complaint_about(write(tmp_path, INTERNAL))
+    place = f"(relative paths count from {tmp_path})"
+    assert found == f"gateway.toml:3: internal.join_token_file: {complaint} {place}"
+    assert "01234567" not in found
+
+
+def test_a_join_token_in_place_of_its_files_name_is_not_repeated() -> None:
+    (found,) = complaints(INTERNAL.replace("join.key", JOIN_TOKEN))
+    assert "cannot be read" in found
+    assert JOIN_TOKEN not in found
+
+
+def test_a_join_token_beside_its_listener_is_refused_and_not_repeated() -> None:
+    (found,) = complaints(f"[internal]\njoin_token = '{JOIN_TOKEN}'\n")
+    assert found == (
+        "t.toml:2: internal.join_token: must not stand here: name a file that holds it with join_token_file"
+    )
+
+
+def test_an_agents_secret_is_read_as_every_workers_key_is(tmp_path: Path) -> None:
+    (tmp_path / "engine.key").write_text(SECRET)
+    (worker,) = load_settings(write(tmp_path, WITH_KEY.replace("vllm", "agent"))).workers
+    assert worker.api_key is not None
+    assert worker.api_key.get_secret_value() == SECRET
+
+
 def test_the_authorities_of_an_https_worker_are_read(tmp_path: Path) -> None:
     text = WORKER.replace("http:", "https:") + 'ca = "ca.pem"\n' + MODEL
     (tmp_path / "ca.pem").write_text(CERTIFICATE)
@@ -190,7 +250,7 @@ def test_missing_files_are_told_with_everything_else() -> None:
         WORKER.replace("http:", "https:") + 'api_key_file = "no.key"\nca = "no.pem"\n' + "[log]\nlevel = 1\n"
     )
     lines = [line.partition(" ")[0] for line in complaints(text)]
-    assert lines == ["t.toml:1:", "t.toml:5:", "t.toml:6:", "t.toml:8:"]
+    assert lines == ["t.toml:5:", "t.toml:6:", "t.toml:8:"]
 
 
 def test_settings_are_read_without_starting_trio() -> None:

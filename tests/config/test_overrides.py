@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from ipaddress import IPv4Network, IPv6Network
+
 import pytest
 
 from tests.config.reading import HASH, MODEL, TENANT, WORKER, complaints
@@ -39,6 +42,14 @@ def test_other_variables_are_ignored() -> None:
         ("limits.keep_alive", "500ms", 0.5),
         ("limits.keep_alive", "0.5", 0.5),
         ("server.expose_worker", "true", True),
+        ("fleet.share", "1/4", Fraction(1, 4)),
+        ("fleet.share", '"2/4"', Fraction(1, 2)),
+        ("internal.allowed_networks", "10.0.0.0/8", (IPv4Network("10.0.0.0/8"),)),
+        (
+            "internal.allowed_networks",
+            '["10.0.0.0/8", "::1"]',
+            (IPv4Network("10.0.0.0/8"), IPv6Network("::1/128")),
+        ),
         ("server.bind", "127.0.0.1:1", (Bind("127.0.0.1", 1),)),
         ("server.bind", "[::1]:1", (Bind("::1", 1),)),
         ("server.bind", "unix:gw.sock", (Bind(socket_path="gw.sock"),)),

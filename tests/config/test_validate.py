@@ -8,6 +8,7 @@ from tests.config.reading import HASH, MODEL, TENANT, WORKER, complaints, proble
 from trio_gateway.config import NOT_YET, Problem, parse_settings
 
 SIZE = 'must be a whole number of bytes or a string such as "4 MiB"'
+SHARE = 'must be a fraction such as "1/4", in quotes, of more than 0 and at most "1/1"'
 DURATION = 'must be a number of seconds or a string such as "1.5 s"'
 
 
@@ -27,8 +28,8 @@ DURATION = 'must be a number of seconds or a string such as "1.5 s"'
         ("[log]\nx = 1", "2: log.x: unknown key; known here: level, format"),
         (
             "zzzzzz = 1",
-            "1: zzzzzz: unknown key; known here: server, admin, workers, models, tenants, limits, "
-            "admission, deadlines, retry, delivery, stream, shutdown, log, internal, breaker, probes, "
+            "1: zzzzzz: unknown key; known here: server, admin, internal, workers, models, tenants, limits, "
+            "admission, deadlines, retry, breaker, probes, fleet, delivery, stream, shutdown, log, "
             "websocket, database",
         ),
         ('[log]\n"a.b\\n" = 1', '2: log."a.b\\u000a": unknown key; known here: level, format'),
@@ -47,18 +48,10 @@ def test_an_unknown_key_is_told_with_its_line_and_the_nearest_known_key(text: st
 
 def later_document(key: str) -> tuple[str, str]:
     """A document that has one key of a later version, in its last line, and the key as it is told."""
-    key, _, value = key.partition("=")
     section, _, name = key.partition(".")
-    pair = f'{name} = "{value}"' if value else f"{name} = 1"
-    match section:
-        case "workers":
-            head = MODEL + '[[workers]]\nid = "w"\nurl = "http://h"\n' + ("" if value else 'kind = "vllm"\n')
-            return head + pair, f"workers.w.{name}"
-        case "models":
-            return MODEL + pair, f"models.m.{name}"
-        case "tenants":
-            return TENANT + pair, f"tenants.acme.{name}"
-    return f"[{section}]\n{pair}", key
+    if section == "tenants":
+        return f"{TENANT}{name} = 1", f"tenants.acme.{name}"
+    return f"[{section}]\n{name} = 1", key
 
 
 @pytest.mark.parametrize("key", NOT_YET)
@@ -142,6 +135,52 @@ def test_a_section_of_a_later_version_without_keys_says_nothing_and_is_allowed()
             '2: server.cors_origins: names more origins beside "*", which already means all',
         ),
         ("[stream]\nreceipt = 1", "2: stream.receipt: must be true or false"),
+        ("[internal]\nbind = 1", "2: internal.bind: must be a list"),
+        ("[internal]\nallowed_networks = []", "2: internal.allowed_networks: must not be empty"),
+        (
+            "[internal]\nallowed_networks = [\n'10.0.0.0/8',\n'10.0.0.0/33']",
+            '4: internal.allowed_networks[1]: must be a network such as "10.0.0.0/8" or "fd00::/8"',
+        ),
+        (
+            "[internal]\nallowed_networks = ['10.0.0.1/8']",
+            "2: internal.allowed_networks[0]: is an address inside of a network: write "
+            '"10.0.0.0/8" if all of it is meant',
+        ),
+        (
+            "[internal]\nallowed_networks = [1]",
+            "2: internal.allowed_networks[0]: must be a string, in quotes",
+        ),
+        (
+            "[internal]\nallowed_networks = ['fd00::/8', 'FD00:0::/8']",
+            "2: internal.allowed_networks: names fd00::/8 twice",
+        ),
+        ("[internal]\njoin_token = 'x'", "2: internal.join_token: must not stand here: name a file that"),
+        ("[breaker]\nfault_ratio = 0", "2: breaker.fault_ratio: must be greater than 0, not 0"),
+        ("[breaker]\nfault_ratio = 1.5", "2: breaker.fault_ratio: must be less than or equal to 1, not 1.5"),
+        ("[breaker]\nconsecutive_faults = 0", "2: breaker.consecutive_faults: must be greater than or equal"),
+        ("[breaker]\ncooldown = 0", "2: breaker.cooldown: must be greater than 0, not 0"),
+        ("[probes]\nfailures = 0", "2: probes.failures: must be greater than or equal to 1, not 0"),
+        ("[probes]\nsuccesses = 1.0", "2: probes.successes: must be a whole number"),
+        ("[probes]\ninterval = 0", "2: probes.interval: must be greater than 0, not 0"),
+        ("[fleet]\nshare = 0.25", f"2: fleet.share: {SHARE}"),
+        ("[fleet]\nshare = 1", f"2: fleet.share: {SHARE}"),
+        ("[fleet]\nshare = '1'", f"2: fleet.share: {SHARE}"),
+        ("[fleet]\nshare = '0/1'", f"2: fleet.share: {SHARE}"),
+        ("[fleet]\nshare = '1/0'", f"2: fleet.share: {SHARE}"),
+        ("[fleet]\nshare = '5/4'", f"2: fleet.share: {SHARE}"),
+        ("[fleet]\nshare = '-1/4'", f"2: fleet.share: {SHARE}"),
+        (
+            "[fleet]\naffinity = 'sesion'",
+            '2: fleet.affinity: must be "prefix", "session" or "none", not "sesion"; did you mean "session"?',
+        ),
+        (
+            "[fleet]\nheartbeat_interval = '2h'\nttl = '5h'",
+            '2: fleet.heartbeat_interval: must be less than or equal to 3600, not "2h"',
+        ),
+        (WORKER + "dns = 1", "5: workers.gpu-0.dns: must be true or false"),
+        (MODEL + "fallbacks = 'n'", "3: models.m.fallbacks: must be a list"),
+        (MODEL + "fallbacks = ['*']", '3: models.m.fallbacks[0]: must not be "*", by which tenants mean'),
+        (MODEL + "fallbacks = ['n', 'n']", "3: models.m.fallbacks: names n twice"),
         (MODEL + "workers = []", "3: models.m.workers: must not be empty"),
         (MODEL + "workers = 'gpu'", "3: models.m.workers: must be a list"),
         (
@@ -184,8 +223,8 @@ def test_a_section_of_a_later_version_without_keys_says_nothing_and_is_allowed()
         ),
         (
             WORKER.replace("vllm", "vlm") + MODEL,
-            '4: workers.gpu-0.kind: must be "vllm", "sglang", "llamacpp", "tgi", "ollama" or "openai", '
-            'not "vlm"; did you mean "vllm"?',
+            '4: workers.gpu-0.kind: must be "vllm", "sglang", "llamacpp", "tgi", "ollama", "openai" or '
+            '"agent", not "vlm"; did you mean "vllm"?',
         ),
         (
             WORKER.replace("8000", "x") + MODEL,
@@ -295,8 +334,8 @@ def test_every_problem_is_told_at_once_in_the_order_of_the_file() -> None:
         "[deadlines]\n"
         "default = 7000\n"  # 12
         "between_events = 0\n"  # 13
-        "[probes]\n"
-        "interval = 1\n"  # 15
+        "[database]\n"
+        "url = 'x'\n"  # 15
     )
     found = problems(text, {"TRIO_GATEWAY__LOG__LEVEL": "x"}, ["log.format=x"])
     assert [(problem.line, problem.key) for problem in found] == [
@@ -310,7 +349,7 @@ def test_every_problem_is_told_at_once_in_the_order_of_the_file() -> None:
         (10, "models.m.workers[0]"),
         (12, "deadlines.default"),
         (13, "deadlines.between_events"),
-        (15, "probes.interval"),
+        (15, "database.url"),
         (None, "log.level"),
         (None, "log.format"),
     ]

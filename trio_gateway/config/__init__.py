@@ -7,7 +7,7 @@ How a file becomes settings, in order: `_document` (TOML, overrides, where each 
 (each value alone), `_checks` (values against each other), `_load` (files that the file names).
 """
 
-from trio_gateway.config._addresses import Bind, Endpoint, parse_bind, parse_origin, parse_url
+from trio_gateway.config._addresses import Bind, Endpoint, parse_bind, parse_network, parse_origin, parse_url
 from trio_gateway.config._certificates import certificate_complaint
 from trio_gateway.config._explain import explain
 from trio_gateway.config._load import load_settings, parse_settings
@@ -17,10 +17,14 @@ from trio_gateway.config._reference import reference_page
 from trio_gateway.config._sections import (
     AdminSettings,
     AdmissionSettings,
+    BreakerSettings,
     DeadlinesSettings,
     DeliverySettings,
+    FleetSettings,
+    InternalSettings,
     LimitsSettings,
     LogSettings,
+    ProbesSettings,
     RetrySettings,
     ServerSettings,
     ShutdownSettings,
@@ -30,6 +34,7 @@ from trio_gateway.config._sections import (
 from trio_gateway.config._settings import Settings
 from trio_gateway.config._tables import (
     CANCEL_GRACE,
+    DEFAULT_SLOTS,
     KeySettings,
     ModelSettings,
     TenantSettings,
@@ -38,18 +43,23 @@ from trio_gateway.config._tables import (
 
 __all__ = [
     "CANCEL_GRACE",
+    "DEFAULT_SLOTS",
     "NOT_YET",
     "AdminSettings",
     "AdmissionSettings",
     "Bind",
+    "BreakerSettings",
     "ConfigurationError",
     "DeadlinesSettings",
     "DeliverySettings",
     "Endpoint",
+    "FleetSettings",
+    "InternalSettings",
     "KeySettings",
     "LimitsSettings",
     "LogSettings",
     "ModelSettings",
+    "ProbesSettings",
     "Problem",
     "RetrySettings",
     "ServerSettings",
@@ -63,6 +73,7 @@ __all__ = [
     "explain",
     "load_settings",
     "parse_bind",
+    "parse_network",
     "parse_origin",
     "parse_settings",
     "parse_url",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network
 from typing import Final, Literal
 from urllib.parse import unquote
 
@@ -69,6 +70,17 @@ class Endpoint:
     socket_path: str | None = None
     prefix: str = ""
 
+    @property
+    def named(self) -> bool:
+        """Whether `host` is a name, which may mean several addresses, or other ones tomorrow."""
+        if self.host is None:
+            return False
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return True
+        return False
+
 
 def parse_bind(text: str) -> Bind:
     """Read ``127.0.0.1:8080``, ``[::1]:8080``, ``localhost:0`` or ``unix:gateway.sock``.
@@ -110,6 +122,12 @@ def parse_url(text: str) -> Endpoint:
     return _tcp_endpoint("https" if scheme == "https" else "http", authority, slash + path)
 
 
+def has_path(url: str) -> bool:
+    """Whether a worker's URL, which `parse_url` accepts, has a path of HTTP behind its host."""
+    scheme, _, rest = url.partition("://")
+    return scheme.lower() != "http+unix" and rest.partition("/")[2] != ""
+
+
 def parse_origin(text: str) -> str:
     """Read ``*``, or an origin such as ``https://app.example``, and answer it as browsers send it.
 
@@ -133,6 +151,24 @@ def parse_origin(text: str) -> str:
     if "*" in authority:
         raise ValueError('has a wildcard, which is not known here: list each origin, or write "*" alone')
     return _origin(scheme.lower(), authority)
+
+
+def parse_network(text: str) -> IPv4Network | IPv6Network:
+    """Read ``10.0.0.0/8`` or ``fd00::/8``; an address alone is a network of one.
+
+    Raises:
+        ValueError: neither, or an address inside of a network where the network itself belongs.
+    """
+    address, slash, length = text.partition("/")
+    try:
+        if "%" in address or (slash and not re.fullmatch("[0-9]{1,3}", length)):  # no zones, no masks
+            raise ValueError
+        network = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise ValueError('must be a network such as "10.0.0.0/8" or "fd00::/8"') from None
+    if ipaddress.ip_address(address) != network.network_address:
+        raise ValueError(f'is an address inside of a network: write "{network}" if all of it is meant')
+    return network
 
 
 def _origin(scheme: str, authority: str) -> str:

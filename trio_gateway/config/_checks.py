@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from trio_gateway.config._addresses import Bind
+from trio_gateway.config._addresses import Bind, has_path
 from trio_gateway.config._document import TABLE_LISTS
 from trio_gateway.config._problems import Path, nearest, quoted
 from trio_gateway.config._tables import ModelSettings, TenantSettings, WorkerSettings
@@ -41,9 +41,11 @@ def check(draft: Draft, report: Report) -> None:
     _check_key_hashes(draft, report)
     _check_names(draft, report)
     _check_tenants_models(draft, report)
-    _check_models_exist(report)
-    _check_authorities(draft, report)
+    _check_fallbacks(draft, report)
+    _check_workers(draft, report)
     _check_timeouts(draft, report)
+    _check_heartbeats(draft, report)
+    _check_registration(draft, report)
     _check_tls(draft, report)
     _check_public_binds(draft, report)
     _check_admin_binds(draft, report)
@@ -88,6 +90,18 @@ def _check_timeouts(draft: Draft, report: Report) -> None:
                 report.add(("tenants", index, key), f"must be at most deadlines.maximum ({maximum:g})")
 
 
+def _check_heartbeats(draft: Draft, report: Report) -> None:
+    interval, ttl = draft.value("fleet", "heartbeat_interval"), draft.value("fleet", "ttl")
+    if None not in (interval, ttl) and ttl <= 2 * interval:
+        keys = ("ttl", "heartbeat_interval")
+        written = (key for key in keys if report.document.written(("fleet", key)))
+        message = (
+            f"ttl ({ttl:g}) must be more than two heartbeat_interval ({interval:g}): "
+            "one lost heartbeat would lose the worker"
+        )
+        report.add(("fleet", next(written)), message)
+
+
 # Names --------------------------------------------------------------------------------------------------
 
 
@@ -127,7 +141,7 @@ def _check_key_hashes(draft: Draft, report: Report) -> None:
 
 
 def _check_names(draft: Draft, report: Report) -> None:
-    """Models name workers and their labels."""
+    """Models name workers and their labels; those that may still register can be called anything."""
     ids = [id_ for _, id_ in _ids(report, "workers")]
     labels = _labels(report)
     for index, worker in _workers(draft):
@@ -135,6 +149,8 @@ def _check_names(draft: Draft, report: Report) -> None:
             if label in ids:
                 message = f"{quoted(label)} is a worker's id too, so [[models]] could mean either"
                 report.add(("workers", index, "labels", position), message)
+    if draft.value("internal", "bind") != ():
+        return
     for index, model in _models(draft):
         for position, name in enumerate(model.workers or ()):
             if name not in (*ids, *labels):
@@ -143,38 +159,99 @@ def _check_names(draft: Draft, report: Report) -> None:
 
 
 def _check_tenants_models(draft: Draft, report: Report) -> None:
-    """Tenants name models by id alone: an alias is another word for a model, and no right of its own."""
-    ids = dict(_ids(report, "models"))
-    owners = {alias: ids[index] for index, _, alias in _aliases(report) if index in ids}
-    known = [*ids.values(), *owners]
+    """Without any [[models]] a tenant may name whatever workers will report."""
+    if not report.document.tree.get("models"):
+        return
+    names = _ModelNames(report)
     for index, tenant in _tenants(draft):
         for position, name in enumerate(tenant.models):
-            path: Path = ("tenants", index, "models", position)
-            if name in ("*", *ids.values()):
-                continue
-            if name in owners:
-                message = f"{quoted(name)} is an alias: name the model, {quoted(owners[name])}"
+            if name != "*" and (message := names.why_none(name)):
+                report.add(("tenants", index, "models", position), message)
+
+
+class _ModelNames:
+    """Models are named by id alone: an alias is another word for a model, and no model of its own."""
+
+    def __init__(self, report: Report) -> None:
+        ids = dict(_ids(report, "models"))
+        self._ids = set(ids.values())
+        self._owners = {alias: ids[index] for index, _, alias in _aliases(report) if index in ids}
+
+    def why_none(self, name: str) -> str | None:
+        """Say why a name means no model; None: it means one."""
+        if name in self._ids:
+            return None
+        if name in self._owners:
+            return f"{quoted(name)} is an alias: name the model, {quoted(self._owners[name])}"
+        return f"no [[models]] has the id {quoted(name)}" + _hint(name, [*self._ids, *self._owners])
+
+
+def _check_fallbacks(draft: Draft, report: Report) -> None:
+    """Whoever falls back must arrive: at models that exist, and not where it came from."""
+    names = _ModelNames(report)
+    steps: dict[str, list[str]] = {}
+    for index, model in _models(draft):
+        for position, name in enumerate(model.fallbacks):
+            path: Path = ("models", index, "fallbacks", position)
+            if message := names.why_none(name):
+                report.add(path, message)
+            elif circle := _way(steps, name, model.id):
+                report.add(path, f"leads back to where it came from: {' -> '.join([model.id, *circle])}")
             else:
-                message = f"no [[models]] has the id {quoted(name)}" + _hint(name, known)
-            report.add(path, message)
+                steps.setdefault(model.id, []).append(name)
 
 
-def _check_models_exist(report: Report) -> None:
-    if _list(report.document.tree, "workers") and not report.document.tree.get("models"):
-        report.add(
-            ("workers",),
-            "nothing would be served: name the workers' models under [[models]] "
-            "(asking the engines for them is not implemented in this version)",
-        )
+def _way(steps: dict[str, list[str]], start: str, end: str) -> list[str] | None:
+    """Answer the shortest way, both ends included, along steps without circles; None: there is none."""
+    came_from = {start: start}
+    for here in (reached := [start]):
+        if here == end:
+            way = [here]
+            while way[0] != start:
+                way.insert(0, came_from[way[0]])
+            return way
+        for name in steps.get(here, ()):
+            if name not in came_from:
+                came_from[name] = here
+                reached.append(name)
+    return None
 
 
 # Addresses ----------------------------------------------------------------------------------------------
 
 
-def _check_authorities(draft: Draft, report: Report) -> None:
+def _check_workers(draft: Draft, report: Report) -> None:
+    """What a worker's keys say about its url."""
     for index, worker in _workers(draft):
         if worker.ca is not None and worker.endpoint.scheme != "https":
             report.add(("workers", index, "ca"), "has no use: the url is not https")
+        if worker.dns and not worker.endpoint.named:
+            report.add(("workers", index, "dns"), "has no use: the url has no name that could be resolved")
+        if worker.kind == "agent":
+            _check_agent(("workers", index), worker, report)
+
+
+def _check_agent(path: Path, worker: WorkerSettings, report: Report) -> None:
+    if has_path(worker.url):
+        report.add((*path, "url"), "must end after the host or port: an agent has no path")
+    if worker.api_key_file is None:
+        message = "must be given for an agent: the file with the secret by which it knows its gateways"
+        report.add((*path, "api_key_file"), message)
+
+
+def _check_registration(draft: Draft, report: Report) -> None:
+    bind, file = draft.value("internal", "bind"), draft.value("internal", "join_token_file")
+    if ("internal", "join_token_file") in draft.broken or bind is None:
+        return
+    if bind and file is None:
+        message = (
+            "needs join_token_file beside it: without a join token anybody could get requests of clients"
+        )
+        report.add(("internal", "bind"), message)
+    if file is not None and not bind:
+        report.add(
+            ("internal", "join_token_file"), "has no use: without internal.bind no worker can register"
+        )
 
 
 def _check_tls(draft: Draft, report: Report) -> None:
@@ -207,7 +284,7 @@ def _check_admin_binds(draft: Draft, report: Report) -> None:
 
 def _check_bind_conflicts(draft: Draft, report: Report) -> None:
     seen: list[Bind] = []
-    for name in ("server", "admin"):
+    for name in ("server", "admin", "internal"):
         for index, bind in enumerate(draft.value(name, "bind") or ()):
             if clash := next((other for other in seen if _clash(bind, other)), None):
                 report.add((name, "bind", index), f"cannot listen on {bind} and {clash} at once")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path as FilePath
 from typing import Any, Final
 
 from trio_gateway.config._addresses import Bind
 from trio_gateway.config._certificates import certificate_complaint
 from trio_gateway.config._document import TABLE_LISTS, Document
-from trio_gateway.config._fields import Section
+from trio_gateway.config._fields import Section, as_text
 from trio_gateway.config._load import NO_ENVIRONMENT, load
 from trio_gateway.config._problems import Path, quoted, quoted_key
 from trio_gateway.config._sections import TlsSettings
@@ -47,8 +49,10 @@ def explain(
 
 def _totals(settings: Settings) -> str:
     slots = sum(worker.slots for worker in settings.workers)
+    share = settings.fleet.share
+    part = "" if share == 1 else f" ({as_text(share)} of each worker's for this process)"
     return (
-        f"{_count(len(settings.workers), 'worker')} with {_count(slots, 'slot')}, "
+        f"{_count(len(settings.workers), 'worker')} with {_count(slots, 'slot')}{part}, "
         f"{_count(len(settings.models), 'model')}, {_count(len(settings.tenants), 'tenant')}."
     )
 
@@ -62,17 +66,32 @@ def _notes(settings: Settings) -> Iterator[str]:
     tls = settings.server.tls
     if tls is not None and (complaint := certificate_complaint(tls.certificate, tls.key)) is not None:
         yield f"clients will refuse the certificate of server.tls: {complaint}."
+    registering = bool(settings.internal.bind)
     if not settings.workers:
-        yield "no worker is configured; /readyz answers 503."
+        yield f"no worker is configured; /readyz answers 503{' until one registers' if registering else ''}."
+    if registering and all(network.is_loopback for network in settings.internal.allowed_networks):
+        yield "internal.allowed_networks has only loopback addresses; no other machine's worker can register."
+    if not settings.models:
+        yield "no model is configured; every name that a worker reports is served."
     if not settings.tenants:
         yield "no tenant is configured; every caller is served, and keys are ignored."
-    served = {worker.id for model in settings.models for worker in settings.workers_of(model)}
-    for worker in settings.workers:
-        if worker.id not in served:
-            yield f"worker {worker.id} serves no model."
+    yield from _notes_on_names(settings)
     for tenant in settings.tenants:
         if not tenant.keys:
             yield f"tenant {tenant.id} has no key; nobody can use it."
+
+
+def _notes_on_names(settings: Settings) -> Iterator[str]:
+    """Say which workers are named by nothing, and which names are no worker's yet."""
+    served = {worker.id for model in settings.models for worker in settings.workers_of(model)}
+    for worker in settings.workers:
+        if settings.models and worker.id not in served:
+            yield f"worker {worker.id} serves no model."
+    known = {name for worker in settings.workers for name in (worker.id, *worker.labels)}
+    for model in settings.models:
+        for name in model.workers or ():
+            if name not in known:
+                yield f"model {model.id} names {name}, which no worker of this file is; one may register."
 
 
 def _describe(settings: Settings, document: Document) -> Iterator[str]:
@@ -116,8 +135,8 @@ def _toml(value: Any, extra: Any) -> str:
             return f'{{id = {quoted(value.id)}, hash = "(hidden)"}}'
         case TlsSettings():
             return f"{{certificate = {quoted(value.certificate)}, key = {quoted(value.key)}}}"
-        case Bind() | str():
-            return quoted(str(value))
+        case Bind() | Fraction() | IPv4Network() | IPv6Network() | str():
+            return quoted(as_text(value))
     raise AssertionError(type(value))
 
 

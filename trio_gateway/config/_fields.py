@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -49,6 +50,11 @@ def switch(meaning: str) -> Any:
     return about("true or false", meaning)
 
 
+def as_text(value: object) -> str:
+    """Write an address, a network, a share or a word as the string that means it in a file."""
+    return f"{value.numerator}/{value.denominator}" if isinstance(value, Fraction) else str(value)
+
+
 def _read_size(value: object) -> object:
     match value:
         case str():
@@ -65,6 +71,15 @@ def _read_duration(value: object) -> object:
         case int() | float() if not isinstance(value, bool):
             return value
     raise ValueError('must be a number of seconds or a string such as "1.5 s"')
+
+
+def _read_share(value: object) -> object:
+    if isinstance(value, Fraction):
+        return value
+    parts = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", value) if isinstance(value, str) else None
+    if parts is None or not 0 < int(parts[1]) <= int(parts[2]):
+        raise ValueError('must be a fraction such as "1/4", in quotes, of more than 0 and at most "1/1"')
+    return Fraction(int(parts[1]), int(parts[2]))
 
 
 def _as_tuple(value: object) -> object:
@@ -101,6 +116,9 @@ Size = Annotated[int, BeforeValidator(_read_size)]
 
 Duration = Annotated[float, BeforeValidator(_read_duration)]
 """Seconds, from a number or a string with a unit."""
+
+Share = Annotated[Fraction, BeforeValidator(_read_share)]
+"""More than nothing and at most the whole, from a string; exact, so that all shares make up the whole."""
 
 Items = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
 """An immutable list."""

@@ -16,7 +16,7 @@ from trio_gateway.config._certificates import what_is_wrong
 from trio_gateway.config._checks import check
 from trio_gateway.config._document import TABLE_LISTS, Document, Override, parse_document, read_overrides
 from trio_gateway.config._problems import ConfigurationError, Path, Problem, dotted
-from trio_gateway.config._sections import ServerSettings
+from trio_gateway.config._sections import InternalSettings, ServerSettings
 from trio_gateway.config._settings import Settings
 from trio_gateway.config._tables import WorkerSettings
 from trio_gateway.config._validate import Draft, Report, validate
@@ -27,6 +27,8 @@ NO_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({})
 # A configuration of ten thousand workers has about 2 MiB; a key longer than this fits into no request head.
 MAX_FILE: Final = 16 * MiB
 MAX_KEY: Final = 8 * KiB
+# Whoever has the join token can get requests of clients; less than this can be guessed.
+MIN_JOIN_TOKEN: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +95,18 @@ def _assemble(
     draft = validate(document, report)
     check(draft, report)
     workers = tuple(_with_files(draft, report, folder))
-    server = draft.sections.get("server")
+    server, internal = draft.sections.get("server"), draft.sections.get("internal")
     if isinstance(server, ServerSettings):
         server = _with_certificate(server, report, folder)
+    if isinstance(internal, InternalSettings):
+        internal = _with_join_token(internal, report, folder)
     if report.problems:
         raise ConfigurationError(
             sorted(report.problems, key=lambda problem: _reading_order(problem, document))
         )
     lists = {name: tuple(draft.entries[name].values()) for name in TABLE_LISTS}
-    parts: dict[str, Any] = {**draft.sections, **lists, "server": server, "workers": workers}
+    files: dict[str, Any] = {"server": server, "internal": internal, "workers": workers}
+    parts: dict[str, Any] = {**draft.sections, **lists, **files}
     return Loaded(Settings(**parts), document)
 
 
@@ -175,6 +180,19 @@ def _with_files(draft: Draft, report: Report, folder: FilePath) -> Iterator[Work
         yield worker.model_copy(update=read)
 
 
+def _with_join_token(internal: InternalSettings, report: Report, folder: FilePath) -> InternalSettings:
+    """Complete the internal listener with the word that its file holds."""
+    name = internal.join_token_file
+    if name is None:
+        return internal
+    try:
+        token = _read_key(folder / name, least=MIN_JOIN_TOKEN)
+    except ValueError as error:
+        report.add(("internal", "join_token_file"), f"{error}{_hint_at(folder, name)}")
+        return internal
+    return internal.model_copy(update={"join_token": token})
+
+
 def _with_certificate(server: ServerSettings, report: Report, folder: FilePath) -> ServerSettings:
     """Check the files of the listener's certificate, and let their paths count from everywhere."""
     if server.tls is None:
@@ -191,11 +209,13 @@ def _hint_at(folder: FilePath, name: str) -> str:
     return "" if FilePath(name).is_absolute() else f" (relative paths count from {folder})"
 
 
-def _read_key(path: FilePath) -> SecretStr:
-    """Read a credential. No message of this function may repeat what it read."""
+def _read_key(path: FilePath, least: int = 1) -> SecretStr:
+    """Read a credential of `least` characters or more. No message may repeat what was read."""
     key = _read_bytes(path, MAX_KEY).strip()
     if not key:
         raise ValueError("is empty")
+    if len(key) < least:
+        raise ValueError(f"holds fewer than {least} characters, which can be guessed")
     if any(not 0x21 <= byte <= 0x7E for byte in key):
         raise ValueError("holds a blank or another byte that no key has; it must hold the key alone")
     return SecretStr(key.decode("ascii"))

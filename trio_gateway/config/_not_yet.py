@@ -9,34 +9,18 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-_NO_REGISTRATION: Final = "workers cannot register themselves; list them under [[workers]]"
-_NO_BREAKER: Final = "there is no circuit breaker"
-_NO_PROBES: Final = "workers are not probed; every listed worker counts as ready"
 _NO_WEBSOCKET: Final = "there is no WebSocket endpoint"
 _NO_RATES: Final = "rates are not limited; max_concurrency and max_queued are"
 
-# Keys without list positions ("tenants.weight"), or such a key and one value of it ("workers.kind=agent").
+# Keys without list positions ("tenants.requests_per_minute").
 NOT_YET: Final = MappingProxyType(
     {
         "server.trusted_proxies": "client addresses are not taken from headers",
         "admin.tokens": "the admin listener stays on loopback addresses and unix sockets",
-        "internal.bind": _NO_REGISTRATION,
-        "internal.join_token_file": _NO_REGISTRATION,
-        "internal.allowed_networks": _NO_REGISTRATION,
-        "workers.kind=agent": "the worker protocol is not spoken; name the engine itself",
-        "models.fallbacks": "a model without a worker is refused",
         "tenants.requests_per_minute": _NO_RATES,
         "tenants.tokens_per_minute": _NO_RATES,
         "admission.promote_after": "waiting requests are served in the order in which they came",
         "admission.tiers": "waiting requests are served in the order in which they came",
-        "breaker.consecutive_faults": _NO_BREAKER,
-        "breaker.cooldown": _NO_BREAKER,
-        "breaker.fault_ratio": _NO_BREAKER,
-        "breaker.window": _NO_BREAKER,
-        "probes.interval": _NO_PROBES,
-        "probes.timeout": _NO_PROBES,
-        "probes.failures": _NO_PROBES,
-        "probes.successes": _NO_PROBES,
         "delivery.resume_window": "answers cannot be resumed",
         "websocket.max_message_bytes": _NO_WEBSOCKET,
         "websocket.ping_interval": _NO_WEBSOCKET,

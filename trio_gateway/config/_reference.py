@@ -9,9 +9,8 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from trio_gateway.config._addresses import Bind
 from trio_gateway.config._document import TABLE_LISTS
-from trio_gateway.config._fields import Section
+from trio_gateway.config._fields import LONGEST, Section, as_text
 from trio_gateway.config._not_yet import NOT_YET
 from trio_gateway.config._problems import quoted
 from trio_gateway.config._sections import TlsSettings
@@ -72,7 +71,7 @@ def _default(key: str, known: FieldInfo) -> str:
     if key == "upstream":
         return "the `id`"
     if key == "workers" and known.default is None:
-        return "every worker"
+        return "every worker that reports it"
     if known.default_factory is dict:
         return "`{}`"
     if known.default is PydanticUndefined:
@@ -88,7 +87,7 @@ def _literal(value: Any, known: FieldInfo) -> str:
         return quoted(format_size(int(value))) if extra["unit"] == "bytes" else f"{value:.15g}"
     if isinstance(value, tuple):
         return f"[{', '.join(_literal(item, known) for item in value)}]"
-    return quoted(str(value)) if isinstance(value, str | Bind) else repr(value)
+    return quoted(as_text(value))
 
 
 def _bounds(known: FieldInfo) -> str:
@@ -104,7 +103,7 @@ def _bound(limit: object, known: FieldInfo) -> str:
             return f"at least {_number(value, known)}"
         case Gt(gt=value):
             return f"more than {_number(value, known)}"
-        case Le(le=value) if known_unit(known) != "seconds":
+        case Le(le=value) if value != LONGEST:
             return f"at most {_number(value, known)}"
         case Lt(lt=value):
             return f"less than {_number(value, known)}"
@@ -114,7 +113,7 @@ def _bound(limit: object, known: FieldInfo) -> str:
 
 
 def _number(value: Any, known: FieldInfo) -> str:
-    return format_size(value) if known_unit(known) == "bytes" else f"{value:,}"
+    return format_size(value) if known_unit(known) == "bytes" else f"{value:,.15g}"
 
 
 def known_unit(known: FieldInfo) -> str:
@@ -137,6 +136,4 @@ def _later() -> Iterator[str]:
     yield "| Key | Until then |"
     yield "|---|---|"
     for key, reason in NOT_YET.items():
-        name, _, value = key.partition("=")
-        shown = f"`{name} = {quoted(value)}`" if value else f"`{name}`"
-        yield f"| {shown} | {reason} |"
+        yield f"| `{key}` | {reason} |"

@@ -6,17 +6,29 @@ of the contract; where another product's limit was the model, its comment says s
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
-from trio_gateway.config._addresses import Bind, parse_bind, parse_origin
-from trio_gateway.config._fields import Duration, Many, Section, Size, about, seconds, switch
-from trio_gateway.units import GiB, KiB, MiB
+from trio_gateway.config._addresses import Bind, parse_bind, parse_network, parse_origin
+from trio_gateway.config._fields import Duration, Many, Section, Share, Size, about, seconds, switch
+from trio_gateway.units import HOURS, GiB, KiB, MiB
 
 
 def _read_bind(value: object) -> object:
     return parse_bind(value) if isinstance(value, str) else value
+
+
+def _read_network(value: object) -> object:
+    match value:
+        case str():
+            return parse_network(value)
+        case IPv4Network() | IPv6Network():
+            return value
+    raise ValueError("must be a string, in quotes")
 
 
 def _list_of_one(value: object) -> object:
@@ -39,6 +51,12 @@ Origins = Annotated[
     Many[Annotated[str, AfterValidator(parse_origin)]],
     BeforeValidator(_list_of_one),
     AfterValidator(_check_origins),
+]
+
+
+Networks = Annotated[
+    Many[Annotated[IPv4Network | IPv6Network, BeforeValidator(_read_network)]],
+    BeforeValidator(_list_of_one),
 ]
 
 
@@ -102,6 +120,40 @@ class AdminSettings(Section):
             min_length=1,
         ),
     ] = (Bind("127.0.0.1", 9090),)
+
+
+class InternalSettings(Section):
+    """The listener where workers register themselves; there is none without `bind`.
+
+    `join_token` is no key of the file; it holds what stood in `join_token_file`.
+    """
+
+    bind: Annotated[
+        Binds,
+        about(
+            "addresses",
+            "Where workers register and tell how they are, written as in [server]; whoever can connect there "
+            "and has the join token can get requests of clients.",
+        ),
+    ] = ()
+    join_token_file: Annotated[
+        str | None,
+        about(
+            "path",
+            "File with the word that workers show when they register, of 16 characters or more; must be "
+            "given with `bind`, and is read at start.",
+        ),
+    ] = None
+    allowed_networks: Annotated[
+        Networks,
+        about(
+            "networks",
+            'Where the addresses of workers that register must lie, such as "10.0.0.0/8": the gateway calls '
+            "no others.",
+            min_length=1,
+        ),
+    ] = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
+    join_token: SecretStr | None = Field(default=None, exclude=True)
 
 
 class LimitsSettings(Section):
@@ -226,6 +278,95 @@ class RetrySettings(Section):
             "alone; doubles each time, up to eight times this value."
         ),
     ] = 1.0
+
+
+class BreakerSettings(Section):
+    """When a worker that fails is spared for a while, separately for each model."""
+
+    consecutive_faults: Annotated[
+        int,
+        about(
+            "faults",
+            "Failures of a worker in a row, with no output between them, after which it gets no requests.",
+            ge=1,
+            le=1_000_000,
+        ),
+    ] = 5
+    fault_ratio: Annotated[
+        float,
+        about(
+            "faults per request",
+            "Share of failures among the latest requests, of ten at least, from which on a worker gets none.",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.5
+    window: Annotated[Duration, seconds("How far back requests count for `fault_ratio`.")] = 30.0
+    cooldown: Annotated[
+        Duration,
+        seconds("How long a worker gets no requests, before a probe and then a single request try it again."),
+    ] = 10.0
+
+
+class ProbesSettings(Section):
+    """How the gateway finds out whether workers are alive, without work for their engines."""
+
+    interval: Annotated[Duration, seconds("Time from one probe of a worker to the next.")] = 5.0
+    timeout: Annotated[Duration, seconds("Longest time for the answer to a probe, else it failed.")] = 2.0
+    failures: Annotated[
+        int,
+        about(
+            "probes",
+            "Failed probes in a row after which a worker gets no requests; those that run there go on.",
+            ge=1,
+            le=1000,
+        ),
+    ] = 3
+    successes: Annotated[
+        int,
+        about("probes", "Good probes in a row after which such a worker gets requests again.", ge=1, le=1000),
+    ] = 1
+
+
+class FleetSettings(Section):
+    """All workers together: how one is chosen, and how those that register are kept."""
+
+    share: Annotated[
+        Share,
+        about(
+            "fraction",
+            'The part of each worker\'s slots that this process uses, at least one: "1/4" for each of four '
+            "gateways before the same workers.",
+        ),
+    ] = Fraction(1)
+    affinity: Annotated[
+        Literal["prefix", "session", "none"],
+        about(
+            "word",
+            "What brings requests back to a worker that may have their beginning in its cache: the beginning "
+            "itself or X-Gateway-Session, only X-Gateway-Session, or nothing.",
+        ),
+    ] = "prefix"
+    heartbeat_interval: Annotated[
+        Duration,
+        about(
+            "seconds",
+            "How often a worker that registered is told to tell how it is.",
+            gt=0,
+            le=HOURS,  # the most that the worker protocol can say
+        ),
+    ] = 1.0
+    ttl: Annotated[
+        Duration,
+        seconds("A worker that registered and tells nothing for this long is gone; more than two intervals."),
+    ] = 5.0
+    dns_interval: Annotated[
+        Duration, seconds("How often the names of workers with `dns = true` are resolved again.")
+    ] = 10.0
+
+    def slots_of(self, slots: int) -> int:
+        """Answer how many of a worker's `slots`, at least 1, this process uses."""
+        return max(math.floor(slots * self.share), 1)
 
 
 class DeliverySettings(Section):

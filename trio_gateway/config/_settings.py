@@ -6,10 +6,14 @@ from trio_gateway.config._fields import Section
 from trio_gateway.config._sections import (
     AdminSettings,
     AdmissionSettings,
+    BreakerSettings,
     DeadlinesSettings,
     DeliverySettings,
+    FleetSettings,
+    InternalSettings,
     LimitsSettings,
     LogSettings,
+    ProbesSettings,
     RetrySettings,
     ServerSettings,
     ShutdownSettings,
@@ -27,6 +31,7 @@ class Settings(Section):
 
     server: ServerSettings = ServerSettings()
     admin: AdminSettings = AdminSettings()
+    internal: InternalSettings = InternalSettings()
     workers: tuple[WorkerSettings, ...] = ()
     models: tuple[ModelSettings, ...] = ()
     tenants: tuple[TenantSettings, ...] = ()
@@ -34,13 +39,19 @@ class Settings(Section):
     admission: AdmissionSettings = AdmissionSettings()
     deadlines: DeadlinesSettings = DeadlinesSettings()
     retry: RetrySettings = RetrySettings()
+    breaker: BreakerSettings = BreakerSettings()
+    probes: ProbesSettings = ProbesSettings()
+    fleet: FleetSettings = FleetSettings()
     delivery: DeliverySettings = DeliverySettings()
     stream: StreamSettings = StreamSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
 
     def workers_of(self, model: ModelSettings) -> tuple[WorkerSettings, ...]:
-        """Answer the workers that serve a model, in the order of the file."""
+        """Answer the workers of the file that may serve a model, in its order.
+
+        Whether each of them has the model, and which further ones register for it, is not known here.
+        """
         if model.workers is None:
             return self.workers
         names = set(model.workers)

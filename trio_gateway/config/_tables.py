@@ -35,8 +35,12 @@ CANCEL_GRACE: Final = {
     "llamacpp": 1.5,
     "ollama": 1.5,
     "sglang": 4.0,
+    "agent": 5.0,
 }
-"""Seconds until each kind of engine has surely let an abandoned request go."""
+"""Seconds until each kind of worker has surely let an abandoned request go; agents mostly say so before."""
+
+DEFAULT_SLOTS: Final = 64
+"""Slots of a worker whose number nobody tells."""
 
 _HASH_OF_NOTHING: Final = hashlib.sha256(b"").hexdigest()
 
@@ -61,7 +65,7 @@ def _check_patterns(models: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class WorkerSettings(Section):
-    """One engine that the gateway may send requests to. Equal workers are taken in the order of the file.
+    """One worker that the gateway may send requests to. Equal workers are taken in the order of the file.
 
     `api_key` and `ca_pem` are no keys of the file; they hold what stood in the files that it names.
     """
@@ -73,19 +77,29 @@ class WorkerSettings(Section):
         about(
             "URL",
             "Where the engine listens: http://, https:// or http+unix:///path; a path goes before the "
-            "engine's own paths, and /v1 at its end may be left out.",
+            "engine's own paths, and /v1 at its end may be left out; an agent has none.",
         ),
     ]
     kind: Annotated[
-        Literal["vllm", "sglang", "llamacpp", "tgi", "ollama", "openai"],
-        about("word", "Which engine it is; openai for everything that only speaks OpenAI's routes."),
+        Literal["vllm", "sglang", "llamacpp", "tgi", "ollama", "openai", "agent"],
+        about(
+            "word",
+            "Which engine it is; openai for everything that only speaks OpenAI's routes, agent for "
+            "`trio-gateway worker` beside an engine.",
+        ),
     ]
-    slots: Annotated[int, about("requests", "Requests that it serves at a time.", ge=1, le=100_000)] = 64
+    dns: Annotated[
+        bool,
+        switch("Makes a worker of its own out of each address that the name in `url` has, now and later."),
+    ] = False
+    slots: Annotated[int, about("requests", "Requests that it serves at a time.", ge=1, le=100_000)] = (
+        DEFAULT_SLOTS
+    )
     weight: Annotated[
         float,
         about(
             "ratio",
-            "Its share of requests compared with other workers; has no effect in this version.",
+            "Its share of requests compared with other workers that have as many slots.",
             gt=0,
             le=1_000_000,
         ),
@@ -99,7 +113,11 @@ class WorkerSettings(Section):
     ] = None
     api_key_file: Annotated[
         str | None,
-        about("path", "File with the credential that the gateway shows to this worker; read at start."),
+        about(
+            "path",
+            "File with the credential that the gateway shows to this worker; must be given for an agent, and "
+            "is read at start.",
+        ),
     ] = None
     cancel_grace: Annotated[
         Duration,
@@ -127,8 +145,20 @@ class ModelSettings(Section):
     )
     workers: Annotated[
         Many[Id] | None,
-        about("names", "Ids or labels of the workers that serve it.", min_length=1),
+        about(
+            "names",
+            "Ids or labels of the workers that serve it, of those in this file and of those that register.",
+            min_length=1,
+        ),
     ] = None
+    fallbacks: Annotated[
+        Many[PublicName],
+        about(
+            "names",
+            "Ids of other models, best first, that serve its requests while no worker of its own can; "
+            "never after a part of an answer was delivered.",
+        ),
+    ] = ()
     aliases: Annotated[
         Many[PublicName],
         about(

@@ -33,6 +33,12 @@ _MESSAGES: Final = {
     "too_short": "must not be empty",
 }
 
+# Fields that the loader fills in, by section; for a secret, the key that names its file.
+_LOADED: Final[dict[str, dict[str, str | None]]] = {
+    "workers": {"api_key": "api_key_file", "ca_pem": None},
+    "internal": {"join_token": "join_token_file"},
+}
+
 # Digits or characters of a wrong value that are worth repeating.
 _SHORT: Final = 40
 
@@ -109,7 +115,7 @@ def known_keys(path: Path) -> list[str]:
         if isinstance(step, str):
             owner = _table_class(owner, step)
     here = ".".join(step for step in path if isinstance(step, str))
-    later = [key.removeprefix(f"{here}.").partition("=")[0] for key in NOT_YET if key.startswith(f"{here}.")]
+    later = [key.removeprefix(f"{here}.") for key in NOT_YET if key.startswith(f"{here}.")]
     return [*_keys_of(owner), *(key for key in later if "." not in key)] if path else _sections()
 
 
@@ -138,6 +144,7 @@ def _validate_section(name: str, value: object, report: Report, draft: Draft) ->
         return
     owner = _table_class(Settings, name)
     assert owner is not None, name
+    value = _without_loaded((name,), value, report)
     try:
         draft.sections[name] = owner.model_validate(value)
     except ValidationError as error:
@@ -170,21 +177,22 @@ def _validate_table(name: str, path: Path, value: object, report: Report) -> Sec
     owner = _table_class(Settings, name)
     assert owner is not None, name
     try:
-        return owner.model_validate(_without_loaded(name, path, value, report))
+        if isinstance(value, dict):
+            value = _without_loaded(path, value, report)
+        return owner.model_validate(value)
     except ValidationError as error:
         _report_all(path, error, report)
     return None
 
 
-def _without_loaded(name: str, path: Path, value: object, report: Report) -> object:
-    """Drop what only the loader may fill in, above all a key that somebody wrote beside its worker."""
-    if name != "workers" or not isinstance(value, dict):
-        return value
-    if "api_key" in value:
-        report.add((*path, "api_key"), "must not stand here: name a file that holds it with api_key_file")
-    if "ca_pem" in value:
-        report.add((*path, "ca_pem"), _unknown(path, "ca_pem"))
-    return {key: inner for key, inner in value.items() if key not in ("api_key", "ca_pem")}
+def _without_loaded(path: Path, table: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Drop what only the loader may fill in, above all a secret that somebody wrote beside its file."""
+    loaded = _LOADED.get(str(path[0]), {})
+    for key, holder in loaded.items():
+        if key in table:
+            hint = f"must not stand here: name a file that holds it with {holder}"
+            report.add((*path, key), hint if holder else _unknown(path, key))
+    return {key: inner for key, inner in table.items() if key not in loaded}
 
 
 def _report_all(path: Path, error: ValidationError, report: Report) -> None:
@@ -192,8 +200,6 @@ def _report_all(path: Path, error: ValidationError, report: Report) -> None:
         where = (*path, *detail["loc"])
         if detail["type"] == "default_factory_not_called":
             continue  # a consequence of another field's error
-        if isinstance(detail["input"], str) and f"{_general(where)}={detail['input']}" in NOT_YET:
-            continue  # already told
         report.add(where, _message(where, detail))
 
 
@@ -245,10 +251,8 @@ def _without_not_yet(tree: dict[str, Any], report: Report, path: Path = ()) -> d
         where = (*path, key)
         name = _general(where)
         if name in NOT_YET:
-            report.add(where, _not_implemented(NOT_YET[name]))
+            report.add(where, f"not implemented in this version: {NOT_YET[name]}")
             continue
-        if isinstance(value, str) and (reason := NOT_YET.get(f"{name}={value}")):
-            report.add(where, f'"{value}" is {_not_implemented(reason)}')
         kept[key] = _copy(value, report, where)
     return kept
 
@@ -261,10 +265,6 @@ def _copy(value: Any, report: Report, where: Path) -> Any:
     if isinstance(value, list):
         return [_copy(item, report, (*where, index)) for index, item in enumerate(value)]
     return value
-
-
-def _not_implemented(reason: str) -> str:
-    return f"not implemented in this version: {reason}"
 
 
 def _general(path: Path) -> str:
