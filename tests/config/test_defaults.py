@@ -164,10 +164,7 @@ def test_every_kind_of_the_contract_is_built() -> None:
 
 
 def test_every_kind_of_engine_has_a_dialect_and_the_same_grace_as_there() -> None:
-    assert DIALECTS.keys() | {"agent"} == CANCEL_GRACE.keys()
-    assert {kind: CANCEL_GRACE[kind] for kind in DIALECTS} == {
-        kind: dialect.cancel_grace for kind, dialect in DIALECTS.items()
-    }
+    assert {kind: dialect.cancel_grace for kind, dialect in DIALECTS.items()} == CANCEL_GRACE
 
 
 def test_a_worker_has_its_defaults() -> None:
@@ -177,7 +174,7 @@ def test_a_worker_has_its_defaults() -> None:
         "url": "http://127.0.0.1:8000",
         "kind": "vllm",
         "dns": False,
-        "slots": 64,
+        "slots": None,
         "weight": 1.0,
         "labels": (),
         "ca": None,

@@ -43,8 +43,9 @@ def test_the_first_lines_tell_the_totals_and_what_may_surprise(tmp_path: Path) -
     second = WORKER.replace("gpu-0", "gpu-1")
     lonely = "[[tenants]]\nid = 'locked'\nkeys = []\n"
     told = explained(tmp_path, WORKER + second + MODEL + 'workers = ["gpu-1"]\n' + TENANT + lonely)
-    assert told.splitlines()[:4] == [
+    assert told.splitlines()[:5] == [
         f"# {tmp_path / 'gateway.toml'}: no problems. 2 workers with 128 slots, 1 model, 2 tenants.",
+        "# Note: 2 workers name no slots; 64 count until the engine tells.",
         "# Note: worker gpu-0 serves no model.",
         "# Note: tenant locked has no key; nobody can use it.",
         "",
@@ -76,21 +77,30 @@ def test_a_gateway_whose_workers_register_is_told_who_can(tmp_path: Path) -> Non
         "model m names later, which no worker of this file is; one may register.",
     ]
     wide = INTERNAL + "allowed_networks = ['127.0.0.0/8', '10.0.0.0/8']\n"
-    told = explained(tmp_path, wide + WORKER + MODEL + "workers = ['gpu-0']\n" + TENANT)
+    told = explained(tmp_path, wide + WORKER + "slots = 64\n" + MODEL + "workers = ['gpu-0']\n" + TENANT)
     assert notes(told) == ["1 worker with 64 slots, 1 model, 1 tenant."]
 
 
 def test_a_share_is_told_beside_the_slots(tmp_path: Path) -> None:
     told = explained(tmp_path, WORKER + MODEL + TENANT + "[fleet]\nshare = '2/8'\n")
-    assert notes(told) == [
+    assert notes(told)[:1] == [
         "1 worker with 64 slots (1/4 of each worker's for this process), 1 model, 1 tenant."
     ]
     assert 'share = "1/4"' in told
 
 
 def test_a_worker_without_models_is_nothing_strange_if_none_is_configured(tmp_path: Path) -> None:
-    assert notes(explained(tmp_path, WORKER + TENANT))[1:] == [
+    assert notes(explained(tmp_path, WORKER + "slots = 1\n" + TENANT))[1:] == [
         "no model is configured; every name that a worker reports is served."
+    ]
+
+
+def test_what_only_the_engine_or_the_resolver_knows_is_said_to_be_open(tmp_path: Path) -> None:
+    second = WORKER.replace("gpu-0", "pods").replace("127.0.0.1", "Pods.internal") + "dns = true\nslots = 3\n"
+    assert notes(explained(tmp_path, WORKER + second + MODEL + TENANT)) == [
+        "2 workers with 67 slots, 1 model, 1 tenant.",
+        "1 worker names no slots; 64 count until the engine tells.",
+        "worker pods is as many workers as pods.internal has addresses.",
     ]
 
 

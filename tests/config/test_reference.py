@@ -87,6 +87,10 @@ def test_every_setting_says_its_unit_its_default_when_it_applies_and_what_it_mea
         ("workers.url", ["URL", "must be given", "", "restart"]),
         ("models.upstream", ["name", "the `id`", "", "restart"]),
         ("models.workers", ["names", "every worker that reports it", "not empty", "restart"]),
+        (
+            "workers.slots",
+            ["requests", "what the engine tells, else 64", "at least 1, at most 100,000", "restart"],
+        ),
         ("models.fallbacks", ["names", "`[]`", "", "restart"]),
         ("internal.bind", ["addresses", "`[]`", "", "restart"]),
         ("internal.allowed_networks", ["networks", '`["127.0.0.0/8", "::1/128"]`', "not empty", "restart"]),

@@ -17,7 +17,7 @@ from trio_gateway.config._load import NO_ENVIRONMENT, load
 from trio_gateway.config._problems import Path, quoted, quoted_key
 from trio_gateway.config._sections import TlsSettings
 from trio_gateway.config._settings import Settings
-from trio_gateway.config._tables import KeySettings
+from trio_gateway.config._tables import DEFAULT_SLOTS, KeySettings
 from trio_gateway.units import format_size
 
 _COMMENT_COLUMN: Final = 48
@@ -48,7 +48,7 @@ def explain(
 
 
 def _totals(settings: Settings) -> str:
-    slots = sum(worker.slots for worker in settings.workers)
+    slots = sum(worker.slots or DEFAULT_SLOTS for worker in settings.workers)
     share = settings.fleet.share
     part = "" if share == 1 else f" ({as_text(share)} of each worker's for this process)"
     return (
@@ -69,6 +69,12 @@ def _notes(settings: Settings) -> Iterator[str]:
     registering = bool(settings.internal.bind)
     if not settings.workers:
         yield f"no worker is configured; /readyz answers 503{' until one registers' if registering else ''}."
+    if untold := sum(worker.slots is None for worker in settings.workers):
+        name = "names" if untold == 1 else "name"
+        yield f"{_count(untold, 'worker')} {name} no slots; {DEFAULT_SLOTS} count until the engine tells."
+    for worker in settings.workers:
+        if worker.dns:
+            yield f"worker {worker.id} is as many workers as {worker.endpoint.host} has addresses."
     if registering and all(network.is_loopback for network in settings.internal.allowed_networks):
         yield "internal.allowed_networks has only loopback addresses; no other machine's worker can register."
     if not settings.models:

@@ -15,7 +15,7 @@ from trio_gateway.config._not_yet import NOT_YET
 from trio_gateway.config._problems import quoted
 from trio_gateway.config._sections import TlsSettings
 from trio_gateway.config._settings import Settings
-from trio_gateway.config._tables import CANCEL_GRACE, KeySettings
+from trio_gateway.config._tables import CANCEL_GRACE, DEFAULT_SLOTS, KeySettings
 from trio_gateway.units import format_size
 
 _INTRODUCTION = """\
@@ -68,6 +68,8 @@ def _table(heading: str, owner: type[Section]) -> Iterator[str]:
 def _default(key: str, known: FieldInfo) -> str:
     if key == "cancel_grace":
         return ", ".join(f"{kind} {grace:g}" for kind, grace in CANCEL_GRACE.items())
+    if key == "slots":
+        return f"what the engine tells, else {DEFAULT_SLOTS}"
     if key == "upstream":
         return "the `id`"
     if key == "workers" and known.default is None:

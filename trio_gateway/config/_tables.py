@@ -40,7 +40,7 @@ CANCEL_GRACE: Final = {
 """Seconds until each kind of worker has surely let an abandoned request go; agents mostly say so before."""
 
 DEFAULT_SLOTS: Final = 64
-"""Slots of a worker whose number nobody tells."""
+"""Slots of a worker of which neither the file nor its engine tells how many it has."""
 
 _HASH_OF_NOTHING: Final = hashlib.sha256(b"").hexdigest()
 
@@ -92,9 +92,15 @@ class WorkerSettings(Section):
         bool,
         switch("Makes a worker of its own out of each address that the name in `url` has, now and later."),
     ] = False
-    slots: Annotated[int, about("requests", "Requests that it serves at a time.", ge=1, le=100_000)] = (
-        DEFAULT_SLOTS
-    )
+    slots: Annotated[
+        int | None,
+        about(
+            "requests",
+            "Requests that it serves at a time, of all gateways together.",
+            ge=1,
+            le=100_000,
+        ),
+    ] = None
     weight: Annotated[
         float,
         about(
