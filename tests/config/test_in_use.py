@@ -23,7 +23,10 @@ MODEL: dict[str, Any] = {"id": "m1", "aliases": ["short", "org/long:7b"]}
 @pytest.mark.parametrize("upstream", ["m1", "engines-own", "short"])
 async def test_an_engine_hears_its_own_name_whatever_the_caller_wrote(name: str, upstream: str) -> None:
     models = [{**MODEL, "upstream": upstream}]
-    async with open_engine(good_answer) as engine, serving(engine, models=models) as gateway:
+    async with (
+        open_engine(good_answer, models=[upstream]) as engine,
+        serving(engine, models=models) as gateway,
+    ):
         answer = await gateway.ask(chat_request(model=name, stream=False))
         assert answer.status == 200
         assert answer.json()["model"] == "m1"
