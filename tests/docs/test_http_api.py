@@ -97,6 +97,7 @@ async def test_every_route_has_the_listed_methods_and_no_others() -> None:
 VALUES: Final = {"bearer", "identity", "close", "keep-alive", "chunked"}
 WRITERS: Final = (
     "edge/_generate.py",
+    "edge/_head.py",
     "edge/_http_client.py",
     "edge/_http_server.py",
     "edge/_problems.py",

@@ -13,8 +13,9 @@ import trio
 from ..contract import CHAT, AnswerHead, Operation
 from ..errors import ClientGone, Problem
 from ..ledger import EventMarks
-from ..wire import CONTINUE, HEARTBEAT, LAST_CHUNK, RequestHead, write_chunk, write_event, write_response_head
+from ..wire import CONTINUE, HEARTBEAT, LAST_CHUNK, RequestHead, write_chunk, write_event
 from ._connection import Connection
+from ._head import answer_head
 from ._problems import JSON, problem_body, problem_event, problem_headers
 
 ASK_AT_MOST: Final = 4  # questions before headers; then a FIN means gone
@@ -193,7 +194,7 @@ class HttpClient:
         elif not self._modern:
             headers = [*headers, ("connection", "keep-alive")]
         self._begun = True
-        self._head = write_response_head(status, headers)
+        self._head = answer_head(status, headers)
 
     def _mark(self, offset: int, piece: bytes) -> None:
         self._marks.add(offset, piece)

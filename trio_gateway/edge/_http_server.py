@@ -17,9 +17,10 @@ from typing import Final, Protocol
 import trio
 
 from ..errors import BadFraming, ClientGone, Problem, Refused, WireError
-from ..wire import CHUNKED, CONTINUE, BodyReader, RequestHead, parse_request_head, write_response_head
+from ..wire import CHUNKED, CONTINUE, BodyReader, RequestHead, parse_request_head
 from ._authenticate import presented_key
 from ._connection import SILENT_LIMIT, Connection
+from ._head import answer_head
 from ._problems import JSON, problem_body, problem_headers
 from ._tls import SpokeInClear, TlsConnection
 from ._watch import Hangup, HangupWatch
@@ -413,7 +414,7 @@ class HttpServer:
         headers.append(("content-length", str(len(body))))
         if close or self._draining():
             headers.append(("connection", "close"))
-        head = write_response_head(problem.status, headers)
+        head = answer_head(problem.status, headers)
         await write_within(connection, head if headless else head + body)
 
     async def _close_gently(self, connection: Connection) -> None:

@@ -15,9 +15,10 @@ from ..errors import ClientGone, Problem, Refused
 from ..exchange import OWNER, LiveExchanges
 from ..ledger import Books
 from ..tenancy import Keyring
-from ..wire import RequestHead, write_response_head
+from ..wire import RequestHead
 from ._authenticate import authenticate
 from ._generate import Generator, client_request_id, identity_headers, new_id
+from ._head import answer_head
 from ._http_server import Incoming, write_within
 from ._problems import JSON
 
@@ -210,7 +211,7 @@ class Door:
             lines += [("content-type", JSON), ("content-length", str(len(body)))]
         if not head.keep_alive:
             lines.append(("connection", "close"))
-        raw = write_response_head(status, lines)
+        raw = answer_head(status, lines)
         visit.account()
         self._books.forget()
         await write_within(visit.incoming.connection, raw if head.method == "HEAD" else raw + body)
