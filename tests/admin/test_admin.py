@@ -221,24 +221,40 @@ async def test_whatever_an_operators_connection_sends_the_gateway_lives(raw: byt
         assert (await gateway.ask(chat_request())).chat().text == "ok"
 
 
+async def everything_from(gateway: Serving, greeting: bytes) -> bytes:
+    """Answer all that an operator's connection gets, until it is closed."""
+    assert isinstance(gateway.admin_address, tuple)
+    stream = await trio.open_tcp_stream(*gateway.admin_address)
+    got = bytearray()
+    async with stream:
+        await stream.send_all(greeting)
+        with trio.fail_after(5):
+            while more := await stream.receive_some():
+                got += more
+    return bytes(got)
+
+
 async def test_operators_speak_http_1_1_only() -> None:
     async with serving(models=[]) as gateway:
-        gateway.may_report_bugs = True
-        for greeting in (
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
-            b"GET /livez HTTP/1.1\r\nhost: a\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\n"
-            b"http2-settings: AAMAAABkAAQAAP__\r\n\r\n",
-        ):
-            assert isinstance(gateway.admin_address, tuple)
-            stream = await trio.open_tcp_stream(*gateway.admin_address)
-            async with stream:
-                await stream.send_all(greeting)
-                got = bytearray()
-                with trio.fail_after(5):
-                    while more := await stream.receive_some():
-                        got += more
-                assert bytes(got).partition(b"\r\n\r\n")[2] == b""  # no frame of HTTP/2
-            assert (await ask_admin(gateway, "/livez")).status == 200
+        greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+        assert await everything_from(gateway, greeting) == b""
+        assert (await ask_admin(gateway, "/livez")).status == 200
+
+
+@pytest.mark.parametrize(
+    "offer", [b"upgrade: h2c\r\n", b"UPGRADE:  H2C \r\n", b"upgrade: x\r\nupgrade: h2c\r\n"]
+)
+async def test_an_offer_of_http_2_is_not_taken_up(offer: bytes) -> None:
+    async with serving(models=[]) as gateway:
+        greeting = (
+            b"GET /livez HTTP/1.1\r\nhost: a\r\nconnection: upgrade, http2-settings\r\n"
+            + offer
+            + b"http2-settings: AAMAAABkAAQAAP__\r\n\r\n"
+        )
+        last = b"GET /livez HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+        got = await everything_from(gateway, greeting + last)
+        assert got.startswith(b"HTTP/1.1 200 ")
+        assert got.count(b'{"status":"ok"}') == got.count(b"HTTP/1.1 ") == 2
 
 
 async def test_an_operator_that_does_not_read_is_closed(

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Final
 
+import h11
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
-from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError
+from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
 from hypercorn.trio import run as hypercorn_run
 from hypercorn.trio import serve, tcp_server
 from hypercorn.trio.tcp_server import TCPServer
@@ -29,14 +30,36 @@ MOST_OPERATORS: Final = (
 )
 
 
+class NoUpgrade(H11Protocol):
+    """HTTP/1.1 that does not take up an offer of HTTP/2 (RFC 9110 7.8: a server may ignore it)."""
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        if all(value.strip().lower() != b"h2c" for name, value in event.headers if name == b"upgrade"):
+            await super()._check_protocol(event)
+
+
 class Http1Only(ProtocolWrapper):
     """The protocol of one connection. HTTP/2, whose memory nothing bounds, ends it."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.protocol = NoUpgrade(
+            self.app,
+            self.config,
+            self.context,
+            self.task_group,
+            self.state,
+            self.ssl,
+            self.client,
+            self.server,
+            self.send,
+        )
 
     async def handle(self, event: Event) -> None:
         """Take what came from the connection."""
         try:
             await self.protocol.handle(event)
-        except (H2ProtocolAssumedError, H2CProtocolRequiredError):
+        except H2ProtocolAssumedError:
             await self.send(Closed())
 
 
