@@ -242,9 +242,7 @@ class Agent:
 
     def _tell_of_gateway(self, gateway: str, event: str, detail: str) -> None:
         level = "info" if event == "registered" else "warning"
-        self._say(
-            level, f"gateway_{event}" if event != "registered" else event, gateway=gateway, detail=detail
-        )
+        self._say(level, event, gateway=gateway, detail=detail)
 
     def _report_bug(self, exc: BaseException) -> None:
         self._say("error", "bug", error=type(exc).__name__, detail=repr(exc)[:500])

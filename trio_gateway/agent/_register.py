@@ -79,7 +79,7 @@ class Registrar:
             self._tell(self.gateway, "registered", "")
             await self._beat(registered)
             self._registered = None
-            self._tell(self.gateway, "lost", "the gateway does not know this worker any more")
+            self._tell(self.gateway, "gateway_lost", "the gateway does not know this worker any more")
 
     async def sign_off(self) -> None:
         """Tell the gateway that this worker ends; what it does not hear, it sees by itself."""
@@ -140,8 +140,8 @@ class Registrar:
             with trio.move_on_after(CALL_LIMIT) as limit:
                 return await self._client.request(method, url, content=body, headers=headers)
         except httpx.HTTPError as exc:
-            self._tell(self.gateway, "unreachable", type(exc).__name__)
+            self._tell(self.gateway, "gateway_unreachable", type(exc).__name__)
             return None
         if limit.cancelled_caught:
-            self._tell(self.gateway, "unreachable", f"no answer within {CALL_LIMIT:g} s")
+            self._tell(self.gateway, "gateway_unreachable", f"no answer within {CALL_LIMIT:g} s")
         return None
