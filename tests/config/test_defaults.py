@@ -270,27 +270,6 @@ def test_a_model_finds_its_workers_in_the_order_of_the_file() -> None:
     assert served("big", "b") == ["b", "c"]
 
 
-@pytest.mark.parametrize(
-    ("share", "taken"),
-    [
-        ("1/1", [1, 2, 10, 100_000]),
-        ("1/4", [1, 1, 2, 25_000]),
-        ("2/3", [1, 1, 6, 66_666]),
-        ("1/999999", [1, 1, 1, 1]),
-    ],
-)
-def test_a_share_is_that_part_of_a_workers_slots_and_at_least_one(share: str, taken: list[int]) -> None:
-    fleet = parse_settings(f"[fleet]\nshare = '{share}'").fleet
-    assert [fleet.slots_of(slots) for slots in (1, 2, 10, 100_000)] == taken
-
-
-def test_shares_that_make_up_the_whole_take_no_more_than_all_slots() -> None:
-    for parts in range(1, 50):
-        fleet = parse_settings(f"[fleet]\nshare = '1/{parts}'").fleet
-        for slots in range(parts, 200):
-            assert parts * fleet.slots_of(slots) <= slots
-
-
 def test_settings_never_change() -> None:
     settings = Settings()
     with pytest.raises(ValidationError, match="frozen"):

@@ -129,7 +129,8 @@ def snippets() -> list[str]:
 
 
 def test_every_snippet_of_the_guide_can_be_used(tmp_path: Path) -> None:
-    (tmp_path / "hosted.key").write_text("sk-of-the-hosted-service\n")
+    for name in ("hosted.key", "gpu-3.secret", "join.token"):
+        (tmp_path / name).write_text("sk-of-the-hosted-service\n")
     assert snippets()
     for snippet in snippets():
         parse_settings(snippet, folder=tmp_path)

@@ -161,7 +161,7 @@ def test_a_section_of_a_later_version_without_keys_says_nothing_and_is_allowed()
         ("[breaker]\ncooldown = 0", "2: breaker.cooldown: must be greater than 0, not 0"),
         ("[probes]\nfailures = 0", "2: probes.failures: must be greater than or equal to 1, not 0"),
         ("[probes]\nsuccesses = 1.0", "2: probes.successes: must be a whole number"),
-        ("[probes]\ninterval = 0", "2: probes.interval: must be greater than 0, not 0"),
+        ("[probes]\ninterval = -1", "2: probes.interval: must be greater than or equal to 0, not -1"),
         ("[fleet]\nshare = 0.25", f"2: fleet.share: {SHARE}"),
         ("[fleet]\nshare = 1", f"2: fleet.share: {SHARE}"),
         ("[fleet]\nshare = '1'", f"2: fleet.share: {SHARE}"),
@@ -308,15 +308,17 @@ def test_sizes_and_durations_are_read_with_and_without_units() -> None:
     assert (settings.deadlines.maximum, settings.deadlines.default) == (7200.0, 1800.0)
 
 
-def test_zero_switches_heartbeats_queue_grace_and_delay_off() -> None:
+def test_zero_switches_heartbeats_probes_queue_grace_and_delay_off() -> None:
     settings = parse_settings(
         "[stream]\nheartbeat_after = 0\n[admission]\nmax_queued = 0\nmax_queued_bytes = 0\n"
         "[shutdown]\nreadiness_delay = 0\ngrace = 0\n[retry]\nbudget_ratio = 0\n"
+        "[probes]\ntimeout = 0\n"
     )
     assert settings.stream.heartbeat_after == 0
     assert (settings.admission.max_queued, settings.admission.max_queued_bytes) == (0, 0)
     assert (settings.shutdown.readiness_delay, settings.shutdown.grace) == (0, 0)
     assert settings.retry.budget_ratio == 0
+    assert settings.probes.interval == 0
 
 
 def test_every_problem_is_told_at_once_in_the_order_of_the_file() -> None:

@@ -6,7 +6,6 @@ of the contract; where another product's limit was the model, its comment says s
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Literal
@@ -311,7 +310,12 @@ class BreakerSettings(Section):
 class ProbesSettings(Section):
     """How the gateway finds out whether workers are alive, without work for their engines."""
 
-    interval: Annotated[Duration, seconds("Time from one probe of a worker to the next.")] = 5.0
+    interval: Annotated[
+        Duration,
+        seconds(
+            "Time from one probe of a worker to the next; 0 makes none, and all count as healthy.", zero=True
+        ),
+    ] = 5.0
     timeout: Annotated[Duration, seconds("Longest time for the answer to a probe, else it failed.")] = 2.0
     failures: Annotated[
         int,
@@ -363,10 +367,6 @@ class FleetSettings(Section):
     dns_interval: Annotated[
         Duration, seconds("How often the names of workers with `dns = true` are resolved again.")
     ] = 10.0
-
-    def slots_of(self, slots: int) -> int:
-        """Answer how many of a worker's `slots`, at least 1, this process uses."""
-        return max(math.floor(slots * self.share), 1)
 
 
 class DeliverySettings(Section):
