@@ -22,9 +22,9 @@ from typing import Any, Final
 import trio
 
 from . import __version__
-from .admin import make_app, serve_admin
+from .admin import make_app, make_internal_app, serve_admin
 from .admission import Admission, AdmissionLimits, TenantShare
-from .config import Settings, TenantSettings, WorkerSettings, certificate_complaint
+from .config import DEFAULT_SLOTS, Settings, TenantSettings, WorkerSettings, certificate_complaint
 from .contract import Worker
 from .edge import (
     AcceptLoop,
@@ -49,19 +49,32 @@ from .exchange import (
     Parts,
     RetryBudget,
 )
-from .fleet import DIALECTS, DrainKeeper, Fleet, Route
+from .fleet import (
+    DIALECTS,
+    DrainKeeper,
+    Fleet,
+    FleetSettings,
+    FleetWatch,
+    Registrations,
+    RegistrationSettings,
+    Route,
+    WatchSettings,
+    Ways,
+    WorkerBook,
+)
 from .flow import BufferPool
 from .ledger import Books, Record, conservation_errors
 from .telemetry import METRICS_TYPE, Log, render_metrics, return_free_memory
 from .tenancy import Keyring, Tenant
 from .units import MiB
-from .upstream import ConnectionPool, HttpEngine, UpstreamLimits
+from .upstream import ConnectionPool, HttpEngine, UpstreamLimits, ask, follow, resolve
 
 IDLE_EXPIRY: Final = 3.0  # seconds; engines close idle connections after 5
 ANSWER_SLACK: Final = 10.0  # seconds beyond the stall rules until the kernel gives a peer up
 SWITCH_INTERVAL: Final = 0.0005  # seconds until a thread that reads a large body lets the loop run
 MUCH_MEMORY: Final = 16 * MiB  # held for slow clients at a time; worth returning afterwards
 FINAL_SECONDS: Final = 0.5  # of the hard limit are left for closing what is open
+MOST_AGENTS: Final = 1024  # connections of agents at a time
 SPARE_DESCRIPTORS: Final = 64  # for listeners, files and operators
 
 
@@ -83,10 +96,28 @@ class Gateway:
         self.books: Final = Books()
         self.live: Final = LiveExchanges()
         self.watch: Final = HangupWatch()
-        self.drain: Final = DrainKeeper()
+        self.drain: Final = DrainKeeper(self._note_idle)
+        self.idle_times: Final = Counter[str]()
         self.buffers: Final = BufferPool(settings.delivery.total_buffer_bytes)
         self.connections: Final = ConnectionPool(IDLE_EXPIRY, trio.current_time)
         self.fleet: Final = _make_fleet(settings)
+        self.fleet_watch: Final = FleetWatch(
+            self.fleet,
+            self.drain,
+            Ways(ask, follow),
+            WatchSettings(settings.probes.interval, settings.probes.timeout),
+            self._note_worker,
+        )
+        self.registrations: Final = Registrations(
+            self.fleet,
+            self.drain,
+            RegistrationSettings(
+                settings.fleet.heartbeat_interval, settings.fleet.ttl, settings.internal.allowed_networks
+            ),
+            trio.current_time,
+            resolve,
+            self._begin_watching,
+        )
         self.keyring: Final = _make_keyring(settings)
         self.admission: Final = Admission(
             self.fleet,
@@ -104,6 +135,7 @@ class Gateway:
         self.server: Final = self._make_server()
         self.addresses: list[str] = []
         self.admin_addresses: list[str] = []
+        self.internal_addresses: list[str] = []
 
     # -- running
 
@@ -117,16 +149,24 @@ class Gateway:
         try:
             listeners += await open_listeners(tuple(map(str, self.settings.server.bind)))
             async with trio.open_nursery() as nursery:
-                for task in (self.watch.run, self.drain.run, self.admission.run, self._sweep):
+                watches = (self.watch.run, self.fleet_watch.run)
+                for task in (*watches, self.drain.run, self.admission.run, self._sweep):
                     nursery.start_soon(task)
                 app = make_app(self.statistics, render_metrics, METRICS_TYPE)
                 binds = tuple(map(str, self.settings.admin.bind))
                 self.admin_addresses = await nursery.start(serve_admin, app, binds, self.report_bug)
+                await self._open_to_workers(nursery)
                 accept = AcceptLoop(self._permits(), self.server.serve, self._complain)
                 for listener in listeners:
                     nursery.start_soon(accept.run, listener, nursery)
                     self.addresses.append(_address_of(listener, "http" if self.tls is None else "https"))
-                self._log.write("info", "listening", public=self.addresses, admin=self.admin_addresses)
+                self._log.write(
+                    "info",
+                    "listening",
+                    public=self.addresses,
+                    admin=self.admin_addresses,
+                    internal=self.internal_addresses,
+                )
                 self._look_at_certificate()
                 sys.setswitchinterval(SWITCH_INTERVAL)
                 gc.collect()
@@ -138,6 +178,16 @@ class Gateway:
                 listener.socket.close()
             self.connections.close()
             self.watch.close()
+
+    async def _open_to_workers(self, nursery: trio.Nursery) -> None:
+        """Listen for workers that register, if the settings say so."""
+        internal = self.settings.internal
+        if internal.bind and internal.join_token is not None:
+            app = make_internal_app(self.registrations, internal.join_token.get_secret_value())
+            binds = tuple(map(str, internal.bind))
+            self.internal_addresses = await nursery.start(
+                serve_admin, app, binds, self.report_bug, MOST_AGENTS
+            )
 
     async def _stopped(self, nursery: trio.Nursery) -> None:
         """Wait for a signal, then shut down as the settings say; a second signal skips the waiting."""
@@ -184,10 +234,14 @@ class Gateway:
         self._log.write("info", "stopped")
 
     async def _sweep(self) -> None:
-        """About once a second: close upstream connections that were idle too long, return memory."""
+        """About once a second: what is old is closed or forgotten, and streams tell of their progress."""
         while True:
             await trio.sleep(1)
             self.connections.sweep()
+            self.live.tell_progress(self.fleet.progressed)
+            for book in (expired := self.fleet.expire()):
+                self._note_worker(book.worker.id, "expired: it sent no heartbeat")
+            self.registrations.forget(expired)
             if self.buffers.has_calmed(MUCH_MEMORY):
                 await trio.to_thread.run_sync(return_free_memory, abandon_on_cancel=True)
 
@@ -197,11 +251,13 @@ class Gateway:
         """Say why the gateway is not ready; None: it is."""
         if self._stopping is not None:
             return self._stopping
-        return None if self.fleet.books else "there is no worker"
+        if not self.fleet.books:
+            return "there is no worker"
+        return None if self.fleet.ready() else "no worker is ready"
 
     def statistics(self) -> dict[str, Any]:
         """Answer the figures of this moment, the equations of conservation included."""
-        books, admission = self.books, self.admission.statistics()
+        books, admission, now = self.books, self.admission.statistics(), trio.current_time()
         errors = conservation_errors(
             books,
             granted=admission.granted,
@@ -241,23 +297,23 @@ class Gateway:
             },
             "buffered_bytes": self.buffers.used,
             "conservation": {"ok": not errors, "errors": errors},
-            "workers": [
-                {
-                    "id": book.worker.id,
-                    "url": book.worker.url,
-                    "kind": book.worker.dialect.kind,
-                    "slots": book.worker.slots,
-                    "held": book.held,
-                    "draining": book.draining,
-                    "attempts": book.attempts,
-                    "faults": book.faults,
-                }
-                for book in self.fleet.books.values()
-            ],
+            "workers": [_worker_figures(book, now) for book in self.fleet.books.values()],
+            "idle_after_cancel": dict(self.idle_times),
             "counts": _counts(books),
             "log_lines_dropped": self._log.dropped,
             "recent": list(books.recent),
         }
+
+    def _begin_watching(self, book: WorkerBook) -> None:
+        self.fleet_watch.begin(book)
+        self._note_worker(book.worker.id, "registered")
+
+    def _note_worker(self, worker: str, detail: str) -> None:
+        self._log.write("info", "worker", worker=worker, detail=detail)
+
+    def _note_idle(self, worker: Worker, seconds: float, confirmed: bool) -> None:
+        self.idle_times["confirmed" if confirmed else "assumed"] += 1
+        self.idle_times["milliseconds"] += round(seconds * 1000)
 
     def report_bug(self, where: str, exc: BaseException) -> None:
         """Log an exception that should not have happened."""
@@ -323,7 +379,7 @@ class Gateway:
             self.keyring,
             generator,
             self.books,
-            {name: route.model for name, route in self.fleet.routes.items()},
+            lambda: {name: route.model for name, route in self.fleet.routes.items()},
             self.live,
             self.not_ready,
             lambda: self._refusal,
@@ -383,21 +439,36 @@ def _address_of(listener: trio.SocketListener, scheme: str) -> str:
 
 
 def _make_fleet(settings: Settings) -> Fleet:
+    breaker, probes, fleet = settings.breaker, settings.probes, settings.fleet
     return Fleet(
-        [_make_worker(worker) for worker in settings.workers],
+        [_make_worker(worker) for worker in settings.workers if not worker.dns],
         [
             Route(
                 model.id,
                 model.upstream,
-                tuple(worker.id for worker in settings.workers_of(model)),
+                model.workers,
                 model.aliases,
                 model.default_fields,
                 model.max_output_tokens,
+                model.fallbacks,
             )
             for model in settings.models
         ],
         trio.current_time,
-        settings.retry.backoff,
+        FleetSettings(
+            first_pause=settings.retry.backoff,
+            consecutive_faults=breaker.consecutive_faults,
+            fault_ratio=breaker.fault_ratio,
+            window=breaker.window,
+            cooldown=breaker.cooldown,
+            probe_interval=probes.interval,
+            probe_failures=probes.failures,
+            probe_successes=probes.successes,
+            probed=probes.interval > 0,
+            affinity=fleet.affinity,
+            share=fleet.share,
+            stale_after=max(fleet.ttl, probes.interval * probes.failures),
+        ),
     )
 
 
@@ -411,13 +482,14 @@ def _make_worker(worker: WorkerSettings) -> Worker:
         port=endpoint.port or 0,
         authority=endpoint.authority,
         prefix=endpoint.prefix,
-        slots=worker.slots,
+        slots=worker.slots or DEFAULT_SLOTS,
         cancel_grace=worker.cancel_grace,
         socket_path=endpoint.socket_path,
         tls=ssl.create_default_context(cadata=worker.ca_pem) if endpoint.scheme == "https" else None,
         api_key=worker.api_key.get_secret_value() if worker.api_key is not None else None,
         weight=worker.weight,
         labels=frozenset(worker.labels),
+        slots_unknown=worker.slots is None,
     )
 
 
@@ -465,6 +537,32 @@ def _exchange_limits(settings: Settings) -> ExchangeLimits:
         error_style=settings.stream.error_style,
         expose_worker=settings.server.expose_worker,
     )
+
+
+def _worker_figures(book: WorkerBook, now: float) -> dict[str, Any]:
+    """What operators see of one worker."""
+    snapshot = book.snapshot
+    return {
+        "id": book.worker.id,
+        "url": book.worker.url,
+        "kind": book.worker.dialect.kind,
+        "slots": book.slots,
+        "held": book.held,
+        "draining": book.draining,
+        "attempts": book.attempts,
+        "faults": book.faults,
+        "ready": book.ready(now),
+        "state": snapshot.state,
+        "alive": book.probe.alive(now),
+        "suspect": snapshot.suspect or book.progress.still(now),
+        "registered": book.expires_at is not None,
+        "incarnation": snapshot.incarnation,
+        "snapshot_age": round(snapshot.age(now), 3),
+        "running": snapshot.running,
+        "queued": snapshot.queued,
+        "models": None if book.models is None else list(book.models),
+        "breakers": {model: breaker.state(now).value for model, breaker in book.breakers.items()},
+    }
 
 
 def _counts(books: Books) -> dict[str, list[tuple[list[str], int]]]:

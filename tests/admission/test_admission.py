@@ -10,6 +10,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_gateway.admission import Admission, AdmissionLimits, Lease, TenantShare, Ticket
+from trio_gateway.contract import Rejection
 from trio_gateway.errors import Problem, Refused
 from trio_gateway.testing import WorkerSet, make_request, make_worker
 from trio_gateway.units import MiB
@@ -269,7 +270,7 @@ async def test_a_draining_lease_counts_against_the_worker_and_not_the_tenant(
     )
     nursery.start_soon(workers.run)
     lease = await taken(workers.admission)
-    lease.engine_started()
+    lease.engine_started("attempt")
     waiting = waiter(workers, nursery)
     with lease:
         pass
@@ -292,7 +293,7 @@ async def test_a_draining_lease_counts_against_the_worker_and_not_the_tenant(
 async def test_a_lease_is_returned_at_once_when_the_engine_is_done(autojump_clock: MockClock) -> None:
     workers = one_slot()
     with await taken(workers.admission) as lease:
-        lease.engine_started()
+        lease.engine_started("attempt")
         lease.engine_done()
     assert workers.admission.statistics().draining == 0
     end_of(workers)
@@ -575,7 +576,8 @@ async def test_one_for_whom_no_other_worker_is_large_enough_is_not_sent_back(
 
 def reject(workers: WorkerSet, lease: Lease, retry_after: float | None, *, status: int = 503) -> None:
     """The lease's worker says that it has no room, to an attempt that began just now."""
-    workers.fleet.rejected(lease.worker, "m1", status, retry_after, trio.current_time())
+    rejection = Rejection("capacity", status, retry_after, trio.current_time())
+    workers.fleet.rejected(lease.worker, make_request(), rejection)
 
 
 async def test_one_that_is_sent_back_from_the_only_worker_tries_again_when_its_outage_is_over(
@@ -647,7 +649,7 @@ async def test_after_an_outage_one_exchange_tries_first_and_the_others_follow_on
     await trio.sleep(2.1)
     assert [w.lease is not None for w in waiting] == [True, False, False]
     assert waiting[0].lease is not None
-    workers.fleet.output(waiting[0].lease.worker, "m1")
+    workers.fleet.output(waiting[0].lease.worker, make_request())
     await wait_all_tasks_blocked()
     assert [w.lease is not None for w in waiting] == [True, True, True]
     for each in waiting:

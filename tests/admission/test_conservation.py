@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_gateway.admission import AdmissionLimits, Lease, TenantShare, Ticket
+from trio_gateway.contract import Rejection
 from trio_gateway.errors import Problem, Refused
 from trio_gateway.testing import WorkerSet, make_request, make_worker
 
@@ -70,7 +71,7 @@ class Story:
     def give_back(self, lease: Lease, *, busy: bool) -> None:
         self.idle.append(self.leases.pop(lease))
         if busy:
-            lease.engine_started()
+            lease.engine_started("attempt")
             self.draining[lease] = trio.current_time() + GRACE
         with lease:
             pass
@@ -183,13 +184,12 @@ async def step(story: Story, data: st.DataObject) -> None:
         case "reject":
             lease = draw_lease(story, data)
             pause = data.draw(st.sampled_from([None, 2.0, 15.0]))
-            story.workers.fleet.rejected(
-                lease.worker, story.leases[lease].model, 503, pause, trio.current_time()
-            )
+            rejection = Rejection("capacity", 503, pause, trio.current_time())
+            story.workers.fleet.rejected(lease.worker, story.leases[lease].request, rejection)
             story.send_back(lease, elsewhere=False, busy=False)
         case "output":
             lease = draw_lease(story, data)
-            story.workers.fleet.output(lease.worker, story.leases[lease].model)
+            story.workers.fleet.output(lease.worker, story.leases[lease].request)
 
 
 def draw_lease(story: Story, data: st.DataObject) -> Lease:

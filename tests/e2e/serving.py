@@ -58,6 +58,7 @@ def configuration(*engines: ScriptedEngine | str, **sections: Any) -> str:
         "admin": {"bind": ["127.0.0.1:0"]},
         "workers": [{"id": f"w{number}", "url": url, **each} for number, url in enumerate(urls, 1)],
         "models": [{"id": "m1"}],
+        "probes": {"interval": 0},  # most tests count connections and requests
         **sections,
     }
     return "\n".join(_members(tables))

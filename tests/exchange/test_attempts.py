@@ -66,7 +66,7 @@ async def test_retries_are_paid_from_a_budget_that_all_exchanges_share(autojump_
     budget = RetryBudget(0.0, size=2.0, per_second=0.0)
 
     def play(attempt: FakeAttempt) -> FakeScript:
-        return BROKEN if attempt.worker.id == "w1" else GOOD
+        return BROKEN if attempt.attempt_id.endswith("-01") else GOOD
 
     async with rigged(play, budget=budget) as rig:
         for _ in range(3):
@@ -78,7 +78,7 @@ async def test_retries_are_paid_from_a_budget_that_all_exchanges_share(autojump_
 
 async def test_requests_and_time_fill_the_budget(autojump_clock: MockClock) -> None:
     def play(attempt: FakeAttempt) -> FakeScript:
-        return BROKEN if attempt.worker.id == "w1" else GOOD
+        return BROKEN if attempt.attempt_id.endswith("-01") else GOOD
 
     async with rigged(play, budget=RetryBudget(0.5, size=1.0, per_second=0.1)) as rig:
         for _ in range(3):

@@ -6,6 +6,7 @@ import trio
 from trio.testing import MockClock
 
 from trio_gateway.fleet import DrainKeeper
+from trio_gateway.testing import make_worker
 
 
 class Kept:
@@ -16,7 +17,8 @@ class Kept:
         self._began = trio.current_time()
 
     def keep(self, keeper: DrainKeeper, seconds: float, name: str) -> None:
-        keeper.keep(seconds, lambda: self.given_back.append((name, trio.current_time() - self._began)))
+        worker = make_worker(cancel_grace=seconds)
+        keeper.keep(worker, name, lambda: self.given_back.append((name, trio.current_time() - self._began)))
 
 
 async def test_each_lease_comes_back_after_its_own_time(
@@ -70,6 +72,6 @@ async def test_giving_back_may_hand_over_the_next_one(
 ) -> None:
     keeper, kept = DrainKeeper(), Kept()
     nursery.start_soon(keeper.run)
-    keeper.keep(1.0, lambda: kept.keep(keeper, 1.0, "second"))
+    keeper.keep(make_worker(cancel_grace=1.0), "first", lambda: kept.keep(keeper, 1.0, "second"))
     await trio.sleep(5)
     assert kept.given_back == [("second", 2.0)]

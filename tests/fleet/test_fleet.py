@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from trio_gateway.contract import EMBEDDINGS, InternalRequest, Worker
+from trio_gateway.contract import EMBEDDINGS, InternalRequest, Rejection, Worker
 from trio_gateway.fleet import Fleet, Route
 from trio_gateway.testing import make_request, make_worker
 
@@ -124,7 +124,7 @@ async def reject(
     fleet: Fleet, worker: Worker, retry_after: float | None = None, *, status: int = 503
 ) -> None:
     """Say that an attempt which began now was rejected."""
-    fleet.rejected(worker, "m1", status, retry_after, trio.current_time())
+    fleet.rejected(worker, make_request(), Rejection("capacity", status, retry_after, trio.current_time()))
 
 
 async def test_a_worker_that_has_no_room_is_out_for_the_time_it_named(autojump_clock: MockClock) -> None:
@@ -160,7 +160,7 @@ async def test_without_a_named_time_pauses_double_up_to_eight_times_the_first(
         pauses.append(opens - trio.current_time())
         await trio.sleep(pauses[-1])
     assert pauses == [1, 2, 4, 8, 8, 8]
-    fleet.output(worker, "m1")
+    fleet.output(worker, make_request())
     request, worker, slots = place(fleet)
     await reject(fleet, worker)
     assert fleet.retry_after("m1") == 1  # output began the count anew
@@ -171,7 +171,7 @@ async def test_a_burst_of_rejections_is_one_outage(autojump_clock: MockClock) ->
     began = trio.current_time()
     await trio.sleep(0.1)
     for _ in range(4):  # all of them were placed before the first was rejected
-        fleet.rejected(fleet.books["w1"].worker, "m1", 503, None, began)
+        fleet.rejected(fleet.books["w1"].worker, make_request(), Rejection("capacity", 503, None, began))
     assert fleet.retry_after("m1") == 1
 
 
@@ -192,7 +192,7 @@ async def test_after_an_outage_one_exchange_tries_and_output_lets_the_others_fol
     _, worker, _ = place(fleet)
     assert choose(fleet) is None
     assert fleet.tries_at(make_request(), ANY) == 0  # it may be over at any moment
-    fleet.output(worker, "m1")
+    fleet.output(worker, make_request())
     assert choose(fleet) == "w1"
     assert fleet.retry_after("m1") is None
 
@@ -225,7 +225,7 @@ async def test_the_end_of_an_older_attempt_does_not_end_a_trial(autojump_clock: 
     place(fleet)  # the trial
     fleet.free(*old, drained=False)
     assert choose(fleet) is None
-    fleet.rejected(older[1], "m1", 503, None, began)
+    fleet.rejected(older[1], make_request(), Rejection("capacity", 503, None, began))
     fleet.drain(*older)
     assert choose(fleet) is None
 
@@ -237,7 +237,7 @@ async def test_output_for_another_exchange_ends_an_outage_that_named_no_time(
     _, worker, _ = place(fleet)
     await reject(fleet, worker)
     assert choose(fleet) is None
-    fleet.output(worker, "m1")
+    fleet.output(worker, make_request())
     assert choose(fleet) == "w1"
 
 
@@ -245,10 +245,10 @@ async def test_output_does_not_end_an_outage_whose_time_the_worker_named(autojum
     fleet = fleet_of(make_worker())
     _, worker, _ = place(fleet)
     await reject(fleet, worker, 5.0)
-    fleet.output(worker, "m1")
+    fleet.output(worker, make_request())
     assert choose(fleet) is None
     await trio.sleep(5)
-    fleet.output(worker, "m1")
+    fleet.output(worker, make_request())
     assert [place(fleet)[1].id for _ in range(2)] == ["w1", "w1"]
 
 
@@ -273,11 +273,11 @@ async def test_whoever_listens_is_told_when_placements_change(autojump_clock: Mo
     worker = fleet.books["w1"].worker
     told: list[str] = []
     fleet.changed = lambda: told.append("changed")
-    fleet.output(worker, "m1")
+    fleet.output(worker, make_request())
     assert told == []  # nothing held it back
     await reject(fleet, worker)
     assert told == ["changed"]
-    fleet.output(worker, "m1")
+    fleet.output(worker, make_request())
     assert told == ["changed", "changed"]
 
 
@@ -289,7 +289,7 @@ async def test_attempts_and_faults_are_counted_by_worker() -> None:
     w1, w2 = (fleet.books[name].worker for name in ("w1", "w2"))
     for worker in (w1, w1, w2):
         fleet.attempted(worker)
-    fleet.fault(w1, "m1")
+    fleet.fault(w1, make_request())
     assert [(book.attempts, book.faults) for book in fleet.books.values()] == [(2, 1), (1, 0)]
 
 

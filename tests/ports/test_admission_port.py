@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_gateway.admission import AdmissionLimits
-from trio_gateway.contract import AdmissionPort, FleetPort, LeasePort, TicketPort
+from trio_gateway.contract import AdmissionPort, FleetPort, LeasePort, Rejection, TicketPort
 from trio_gateway.errors import Problem, Refused
 from trio_gateway.testing import WorkerSet, make_request, make_worker
 from trio_gateway.units import MiB
@@ -174,7 +174,7 @@ async def test_an_engine_that_may_still_be_working_keeps_the_slot_for_a_while(
 ) -> None:
     async with opening() as door:
         lease = await lease_of(door)
-        lease.engine_started()
+        lease.engine_started("attempt")
         result = wait_for(door.admission.enter(make_request()), nursery)
         with lease:
             pass
@@ -184,7 +184,7 @@ async def test_an_engine_that_may_still_be_working_keeps_the_slot_for_a_while(
         await wait_all_tasks_blocked()
         (found,) = result
         assert not isinstance(found, Problem)
-        found.engine_started()
+        found.engine_started("attempt")
         found.engine_done()
         with found:
             pass
@@ -230,7 +230,7 @@ async def test_a_worker_that_said_it_has_no_room_is_left_alone_until_its_time_or
         began = trio.current_time()
         lease = await lease_of(door)
         door.fleet.attempted(lease.worker)
-        door.fleet.rejected(lease.worker, "m1", 503, 5.0, began)
+        door.fleet.rejected(lease.worker, make_request(), Rejection("capacity", 503, 5.0, began))
         with lease:
             pass
         results = [wait_for(door.admission.enter(make_request()), nursery) for _ in range(2)]
@@ -238,7 +238,7 @@ async def test_a_worker_that_said_it_has_no_room_is_left_alone_until_its_time_or
         assert results == [[], []]
         await trio.sleep(0.2)
         assert [len(result) for result in results] == [1, 0]  # one tries first
-        door.fleet.output(lease.worker, "m1")
+        door.fleet.output(lease.worker, make_request())
         await wait_all_tasks_blocked()
         for (found,) in results:
             assert not isinstance(found, Problem)

@@ -255,7 +255,7 @@ def _server(rig: Rig, watch: HangupWatch) -> HttpServer:
         Keyring([], []),
         generator,
         rig.books,
-        {"m1": "m1"},
+        lambda: {"m1": "m1"},
         rig.live,
         lambda: None,
         lambda: None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import h11
 import trio
@@ -63,28 +63,39 @@ class Http1Only(ProtocolWrapper):
             await self.send(Closed())
 
 
-class GuardedServer(TCPServer):
-    """One operator's connection, whose faults stay its own.
+class GuardedConfig(Config):
+    """Hypercorn's settings of one listener, with what its guard needs.
 
     Attributes:
         bug: takes an exception that should not have happened.
-        open: the connections that are served now; one set for each class.
+        most: connections at a time.
+        open: the connections that are served now.
     """
 
     bug: Callable[[str, BaseException], None] = staticmethod(lambda where, exc: None)
-    open: ClassVar[set[GuardedServer]] = set()
+    most: int = MOST_OPERATORS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: set[GuardedServer] = set()
+
+
+class GuardedServer(TCPServer):
+    """One connection, whose faults stay its own."""
+
+    config: GuardedConfig
     _ended = False  # the peer sends nothing more
 
     async def run(self) -> None:
-        """Serve the connection; never raises but Cancelled. One beyond `MOST_OPERATORS` is closed."""
-        if len(self.open) >= MOST_OPERATORS:
+        """Serve the connection; never raises but Cancelled. One beyond the most is closed."""
+        if len(self.config.open) >= self.config.most:
             await trio.aclose_forcefully(self.stream)
             return
-        self.open.add(self)
+        self.config.open.add(self)
         try:
             await self._run_guarded()
         finally:
-            self.open.discard(self)
+            self.config.open.discard(self)
 
     async def _run_guarded(self) -> None:
         try:
@@ -92,7 +103,7 @@ class GuardedServer(TCPServer):
         except* trio.Cancelled:
             raise
         except* Exception as group:
-            self.bug("admin connection", group)
+            self.config.bug("admin connection", group)
             await trio.aclose_forcefully(self.stream)
 
     async def _read_data(self) -> None:
@@ -125,6 +136,7 @@ async def serve_admin(
     app: Starlette,
     binds: tuple[str, ...],
     bug: Callable[[str, BaseException], None],
+    most: int = MOST_OPERATORS,
     *,
     task_status: trio.TaskStatus[list[str]],
 ) -> None:
@@ -132,19 +144,21 @@ async def serve_admin(
 
     Args:
         binds: ``host:port`` or ``unix:path``.
+        most: connections at a time.
 
     Answers, once started, the addresses that were really bound.
     """
-    config = Config()
+    config = GuardedConfig()
+    config.bug = bug
+    config.most = most
     config.bind = list(binds)
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn.error")
     config.errorlog.disabled = True
     config.graceful_timeout = 1.0
     config.keep_alive_timeout = 75.0
-    guarded = type("Guarded", (GuardedServer,), {"bug": staticmethod(bug), "open": set()})
     # Hypercorn names each of these classes in one module alone.
-    vars(hypercorn_run)["TCPServer"] = guarded
+    vars(hypercorn_run)["TCPServer"] = GuardedServer
     vars(tcp_server)["ProtocolWrapper"] = Http1Only
     application: Any = app
     async with trio.open_nursery() as nursery:

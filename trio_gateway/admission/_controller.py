@@ -69,8 +69,8 @@ class Slots(Protocol):
     def next_opening(self) -> float | None:
         """When a worker that is out may be tried."""
 
-    def serves(self, model: str) -> bool:
-        """Whether any worker serves a model."""
+    def obstacle(self, request: InternalRequest) -> Problem:
+        """Why no worker can be tried, where `tries_at` says so."""
 
     def rejection(self, model: str) -> int:
         """Status with which the model's workers said that they have no room."""
@@ -104,15 +104,17 @@ class Lease:
         self._slots = slots
         self._engine_busy = False
         self._state = "held"
+        self.attempt_id = ""  # of the attempt that is made with it
 
     @property
     def worker(self) -> Worker:
         """See LeasePort."""
         return self._worker
 
-    def engine_started(self) -> None:
+    def engine_started(self, attempt_id: str) -> None:
         """See LeasePort."""
         self._engine_busy = True
+        self.attempt_id = attempt_id
 
     def engine_done(self) -> None:
         """See LeasePort."""
@@ -228,7 +230,7 @@ class Admission:
         slots: the fleet.
         limits: bounds over all tenants.
         shares: bounds by tenant id.
-        drain: keeps a callback for some seconds, then calls it.
+        drain: keeps a callback until a worker's engine let go of an attempt, then calls it.
         dice: random numbers from 0 to 1, for jitter.
     """
 
@@ -237,7 +239,7 @@ class Admission:
         slots: Slots,
         limits: AdmissionLimits,
         shares: Mapping[str, TenantShare],
-        drain: Callable[[float, Callable[[], None]], None],
+        drain: Callable[[Worker, str, Callable[[], None]], None],
         dice: Callable[[], float],
     ) -> None:
         self._slots = slots
@@ -410,18 +412,20 @@ class Admission:
         at = self._slots.tries_at(ticket.request, ticket.without)
         if at is not None and at < ticket.limit:
             return False
-        problem = ticket.last or self._no_room(ticket.model)
+        if ticket.last is not None:
+            problem = ticket.last
+        else:
+            problem = self._no_worker(ticket.request) if at is None else self._no_room(ticket.model)
         self.withdraw(ticket)
         ticket.refuse(self.with_retry_after(problem, ticket.model))
         return True
 
     def _no_worker(self, request: InternalRequest) -> Problem:
-        """Why no worker can ever do what is asked."""
-        if self._slots.serves(request.model):
-            return Problem.of(
-                "invalid_value", "'n' is more than any worker of this model can do at once", param="n"
-            )
-        return Problem.of("no_worker", "no worker serves this model now", retry_after=self._retry_after(1))
+        """Why no worker can be tried."""
+        problem = self._slots.obstacle(request)
+        if problem.status in (429, 503) and problem.retry_after is None:
+            return problem.but(retry_after=self._retry_after(1))
+        return problem
 
     def _no_room(self, model: str) -> Problem:
         """What the workers said to those who asked them, for one who needs not ask any more."""
@@ -479,7 +483,7 @@ class Admission:
         self._draining_count += 1
         self._leave_tenant(request.tenant)
         self._slots.drain(request, worker, slots)
-        self._drain(worker.cancel_grace, lease.release)
+        self._drain(worker, lease.attempt_id, lease.release)
         self.dispatch()
 
     def _leave_tenant(self, tenant: str) -> None:

@@ -33,7 +33,7 @@ from ._request import (
     RawJson,
     Style,
 )
-from ._worker import Dialect, Worker
+from ._worker import Dialect, Rejection, Worker, WorkerStatus
 
 __all__ = [
     "CHAT",
@@ -63,7 +63,9 @@ __all__ = [
     "Outcome",
     "Phase",
     "RawJson",
+    "Rejection",
     "Style",
     "TicketPort",
     "Worker",
+    "WorkerStatus",
 ]

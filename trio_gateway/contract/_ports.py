@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import Problem
 from ._request import InternalRequest
-from ._worker import Worker
+from ._worker import Rejection, Worker, WorkerStatus
 
 if TYPE_CHECKING:
     import trio
@@ -90,8 +90,8 @@ class LeasePort(Protocol):
     def worker(self) -> Worker:
         """The worker whose slots are held."""
 
-    def engine_started(self) -> None:
-        """From now on the engine may be working: leaving means draining."""
+    def engine_started(self, attempt_id: str) -> None:
+        """From now on the engine may be working on an attempt: leaving means draining."""
 
     def engine_done(self) -> None:
         """The engine's message was read to its end: leaving means returning."""
@@ -159,15 +159,16 @@ class FleetPort(Protocol):
     def attempted(self, worker: Worker) -> None:
         """Count an attempt that is about to be made."""
 
-    def output(self, worker: Worker, model: str) -> None:
+    def output(self, worker: Worker, request: InternalRequest) -> None:
         """The worker gave output: whatever held it back is over."""
 
-    def rejected(
-        self, worker: Worker, model: str, status: int, retry_after: float | None, began: float
-    ) -> None:
-        """The worker said it has no room (429 or 503), to an attempt placed at ``began``."""
+    def rejected(self, worker: Worker, request: InternalRequest, rejection: Rejection) -> None:
+        """The worker did not take the request."""
 
-    def fault(self, worker: Worker, model: str) -> None:
+    def reported(self, worker: Worker, status: WorkerStatus) -> None:
+        """The worker said how it is."""
+
+    def fault(self, worker: Worker, request: InternalRequest) -> None:
         """The worker failed in a way that counts against it."""
 
 

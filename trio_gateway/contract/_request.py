@@ -120,6 +120,9 @@ class InternalRequest:
         form: the body of an operation that is no JSON; ``members`` then has its field names.
         output_limit: the model's bound of output tokens, for a caller that names none.
         defaults: fields of the model's configuration for a caller that names none.
+        tokens: most output tokens that the caller asked for.
+        session: what the caller named to be led to the same worker again.
+        affinity: keys that lead to workers, once they were needed.
     """
 
     exchange_id: str
@@ -144,6 +147,9 @@ class InternalRequest:
     form: Form | None = None
     output_limit: int | None = None
     defaults: dict[str, bytes] = field(default_factory=dict)
+    tokens: int | None = None
+    session: str | None = None
+    affinity: tuple[bytes, ...] | None = None
 
     def attempt_id(self, number: int) -> str:
         """Name the ``number``-th attempt (from 1): unique, fixed length, never a prefix of another."""

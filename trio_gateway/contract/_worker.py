@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ._request import CHAT, Operation
 
@@ -24,6 +24,7 @@ class Dialect:
         cancel_grace: seconds until an abandoned attempt has surely let its slot go.
         engine_fields: body fields that steer the engine itself; callers may not send
             them unless their tenant has ``engine_fields``.
+        agent: no engine but an agent before one, which speaks the worker protocol.
         native_chat: chat goes to ``/api/chat`` as NDJSON, since the engine's own /v1
             layer hides errors in the middle of a stream.
     """
@@ -37,6 +38,7 @@ class Dialect:
     cancel_grace: float
     engine_fields: frozenset[str]
     native_chat: bool = False
+    agent: bool = False
 
     def native(self, operation: Operation) -> bool:
         """Whether the operation is asked for by the engine's own API, and its answer must be translated."""
@@ -53,7 +55,8 @@ class Worker:
         prefix: path in front of every engine path, without a final slash.
         tls: context to connect with, for https.
         api_key: credential of the gateway at this worker.
-        slots: requests that it serves at a time.
+        slots: requests that it serves at a time; ``slots_unknown``: nobody configured them, so
+            what it tells itself counts.
         cancel_grace: seconds a draining lease is kept.
     """
 
@@ -71,3 +74,47 @@ class Worker:
     api_key: str | None = field(default=None, repr=False)
     weight: float = 1.0
     labels: frozenset[str] = frozenset()
+    slots_unknown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """What an agent says of its worker at one moment.
+
+    Attributes:
+        incarnation: grows with each start of the agent; ``seq`` with each report of one incarnation.
+        state: starting, ready, draining or stopping.
+        models: names that are loaded.
+        running, queued: inside the engine, whoever sent them, draining ones included.
+        kv_usage: share of its KV cache in use, 0 to 1.
+        requests: ids of the attempts that hold a slot; None: it did not list them.
+    """
+
+    incarnation: int
+    seq: int
+    state: Literal["starting", "ready", "draining", "stopping"]
+    models: tuple[str, ...]
+    slots: int
+    running: int
+    queued: int
+    kv_usage: float | None = None
+    tokens_per_second: float | None = None
+    requests: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A worker did not take a request, or gave it up before any output.
+
+    Attributes:
+        reason: of the worker protocol, or the same as an engine says it: capacity, draining,
+            engine_unready, model_not_loaded, model_load_failed, deadline.
+        status: 429 or 503, the class that callers are told.
+        retry_after: seconds that the worker asked for.
+        placed_at: when the attempt was placed.
+    """
+
+    reason: str
+    status: int
+    retry_after: float | None
+    placed_at: float

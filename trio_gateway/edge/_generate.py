@@ -151,7 +151,8 @@ class Generator:
             )
         else:
             route, read = read_all()
-        self._check_fields(read, tenant)
+        route = self._fleet.route_or_fallback(route, tenant.may_use)
+        self._check_fields(read, route, tenant)
         return InternalRequest(
             exchange_id=exchange_id,
             client_request_id=client_request_id(head),
@@ -174,6 +175,8 @@ class Generator:
             receipt=self._settings.receipt or head.header(b"x-gateway-receipt") == b"1",
             form=read.form,
             output_limit=_output_limit(read, route),
+            tokens=read.tokens,
+            session=_session(head, read),
             defaults=dict(route.defaults) if operation.style is not Style.PLAIN else {},
         )
 
@@ -197,10 +200,10 @@ class Generator:
             raise Refused(Problem.of("model_not_allowed", "this key may not use the model", param="model"))
         return route
 
-    def _check_fields(self, read: ReadBody, tenant: Tenant) -> None:
+    def _check_fields(self, read: ReadBody, route: Route, tenant: Tenant) -> None:
         if tenant.engine_fields:
             return
-        field = forbidden_field(read.members, self._fleet.engine_fields(read.model))
+        field = forbidden_field(read.members, self._fleet.engine_fields(route.model))
         if field is not None:
             raise Refused(Problem.of("field_not_allowed", f"'{field}' is the gateway's to set", param=field))
 
@@ -226,6 +229,12 @@ def _output_limit(read: ReadBody, route: Route) -> int | None:
             Problem.of("invalid_value", f"at most {limit} output tokens can be asked for", param="max_tokens")
         )
     return limit if read.tokens is None else None
+
+
+def _session(head: RequestHead, read: ReadBody) -> str | None:
+    """Answer what the caller named to meet the same worker again: the header, else OpenAI's cache key."""
+    named = head.header(b"x-gateway-session")
+    return named.decode("latin-1") if named else read.session
 
 
 def _tier(head: RequestHead, tenant: Tenant) -> str:

@@ -52,7 +52,7 @@ class Door:
 
     Args:
         ready: why the gateway is not ready; None: it is.
-        models: public names by every name that they have, in the order of the configuration.
+        models: answers public names by every name that they have, in the order of the configuration.
         live: the exchanges of the process.
         refusing: the problem that new work is refused with; None: it is welcome.
     """
@@ -63,7 +63,7 @@ class Door:
         keyring: Keyring,
         generator: Generator,
         books: Books,
-        models: Mapping[str, str],
+        models: Callable[[], Mapping[str, str]],
         live: LiveExchanges,
         ready: Callable[[], str | None],
         refusing: Callable[[], Problem | None],
@@ -191,13 +191,13 @@ class Door:
                 "created": self._settings.created,
                 "owned_by": "trio-gateway",
             }
-            for name in dict.fromkeys(self._models.values())
+            for name in dict.fromkeys(self._models().values())
             if tenant.may_use(name)
         }
         if head.path == _MODELS:
             return {"object": "list", "data": list(models.values())}
         asked = urllib.parse.unquote(head.path.removeprefix(_MODELS + "/"))
-        name = self._models.get(asked, "")
+        name = self._models().get(asked, "")
         if name not in models:
             raise Refused(Problem.of("model_not_found", "the model does not exist here", param="model"))
         return dict(models[name])

@@ -14,11 +14,22 @@ from typing import Final
 
 import trio
 
-from ..contract import AnswerHead, EngineAnswer, EnginePort, FleetPort, InternalRequest, LeasePort, Worker
+from ..contract import (
+    AnswerHead,
+    EngineAnswer,
+    EnginePort,
+    FleetPort,
+    InternalRequest,
+    LeasePort,
+    Rejection,
+    Worker,
+)
 from ..errors import EngineProtocolError, Refused, UpstreamFailed, UpstreamFault
 from ..flow import BufferPool, Gathering
 from ..ledger import Tally
 from ..wire import (
+    AgentAnswer,
+    AgentRelay,
     EngineError,
     NamedRelay,
     OllamaRelay,
@@ -30,7 +41,9 @@ from ..wire import (
     needs_thread,
     ollama_answer,
     read_error,
+    rejection_of,
     rename_model,
+    status_of,
     with_finite_numbers,
 )
 from . import _retry
@@ -42,7 +55,7 @@ ERROR_BODY: Final = 64 * 1024  # bytes read of an engine's error
 ERROR_WAIT: Final = 3.0  # seconds for an engine to say its error, whose status is known
 
 Headers = tuple[tuple[str, str], ...]
-Relay = StreamRelay | NamedRelay | OllamaRelay
+Relay = StreamRelay | NamedRelay | OllamaRelay | AgentRelay
 
 
 def _say_nothing(exchange_id: str, worker: str, detail: str) -> None:
@@ -114,6 +127,21 @@ class Attempt:
         self._progress_at = math.inf  # of a committed stream, or within a buffered answer
         self._paused = False  # no room for more of a buffered answer
         self._gathering = Gathering(parts.pool)
+        self._worker: Worker | None = None
+        self._told = 0  # events that the fleet was told of
+
+    def take_progress(self) -> tuple[Worker, float, int | None] | None:
+        """How far a committed stream has come: its worker, when it last progressed, events since last asked.
+
+        None in their place: it is not read, since its reader is slow.
+        """
+        relay, worker = self._stream, self._worker
+        if self._scope is None or relay is None or worker is None or not relay.committed:
+            return None
+        if self._delivery.blocked:
+            return worker, self._progress_at, None
+        events, self._told = relay.events - self._told, relay.events
+        return worker, self._progress_at, events
 
     @property
     def held(self) -> int:
@@ -130,6 +158,7 @@ class Attempt:
             nursery: may go on sending the body while the answer is read.
         """
         worker, began = lease.worker, trio.current_time()
+        self._worker = worker
         self._parts.fleet.attempted(worker)
         with lease:
             try:
@@ -146,11 +175,12 @@ class Attempt:
         return failure
 
     def _report(self, failure: Failure, worker: Worker, began: float) -> None:
-        fleet, model = self._parts.fleet, self._request.model
+        fleet, request = self._parts.fleet, self._request
         if failure.fault:
-            fleet.fault(worker, model)
-        if failure.rejected:
-            fleet.rejected(worker, model, failure.problem.status, failure.retry_after, began)
+            fleet.fault(worker, request)
+        if failure.rejected or failure.signal:
+            status = failure.problem.status
+            fleet.rejected(worker, request, Rejection(failure.signal, status, failure.retry_after, began))
 
     async def _try_worker(self, lease: LeasePort, nursery: trio.Nursery) -> Failure | None:
         now = trio.current_time()
@@ -177,6 +207,10 @@ class Attempt:
         if answer.status != 200:
             return await self._read_error(answer, worker)
         kind = (answer.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+        if worker.dialect.agent:
+            if kind != b"application/x-ndjson":
+                return _retry.WRONG_TYPE
+            return await (self._pump if self._request.stream else self._collect_records)(answer, worker)
         if self._request.stream:
             native = worker.dialect.native(self._request.operation)
             wanted = b"application/x-ndjson" if native else b"text/event-stream"
@@ -193,6 +227,11 @@ class Attempt:
         with contextlib.suppress(UpstreamFailed), trio.move_on_after(ERROR_WAIT):  # the status says enough
             while len(body) < ERROR_BODY and (data := await answer.receive()):
                 body += data
+        if worker.dialect.agent and (found := rejection_of(bytes(body))) is not None:
+            rejection, error = found
+            if rejection.worker is not None:
+                self._parts.fleet.reported(worker, status_of(rejection.worker))
+            return _retry.of_rejection(rejection.rejected, error)
         error = read_error(bytes(body[:ERROR_BODY]), answer.status, _retry.secrets_of(worker))
         retry_after = _retry.read_retry_after(answer.header(b"retry-after"), self._parts.wall())
         return _retry.of_error(error, retry_after)
@@ -214,13 +253,51 @@ class Attempt:
             return _retry.CUT
         if isinstance(judged, EngineError):
             return _retry.of_error(judged)
-        body, self._tally.usage = judged
-        self._parts.fleet.output(worker, self._request.model)
+        self._hand_over_whole(*judged, worker, text_type)
+        return None
+
+    def _hand_over_whole(
+        self, body: bytes, usage: Usage | None, worker: Worker, text_type: str | None
+    ) -> None:
+        self._tally.usage = usage
+        self._parts.fleet.output(worker, self._request)
         self._tally.commit(trio.current_time())
         self._delivery.begin_sized(
             AnswerHead(200, self._headers(), len(body), text_type or "application/json")
         )
         self._delivery.hand_over_last(body)
+
+    async def _collect_records(self, answer: EngineAnswer, worker: Worker) -> Failure | None:
+        """Read an agent's records, judge the answer in them, and hand it over."""
+        records = AgentAnswer(self._request.choices, self._limits.answer_bytes, _retry.secrets_of(worker))
+        with self._gathering as room:
+            while not records.over and (data := await answer.receive()):
+                seen = records.progress
+                records.feed(data)
+                if records.progress != seen:
+                    self._note_output(trio.current_time())
+                self._paused = True
+                await room.take(len(data))
+                self._paused = False
+            records.end()
+            if records.aborted:
+                return _retry.ABORTED
+            if records.fault is not None:
+                return _retry.of_error(records.fault)
+            if not records.done or records.result is None:
+                return _retry.CUT
+            await self._read_tail(answer)
+            if records.result.status != 200:
+                secrets = _retry.secrets_of(worker)
+                return _retry.of_error(read_error(records.body, records.result.status, secrets))
+            try:
+                body, text_type = records.body, records.result.content_type or None
+                judged = (body, None) if text_type else await self._judge(body, worker)
+            except (ValueError, EngineProtocolError):
+                return _retry.CUT
+        if isinstance(judged, EngineError):
+            return _retry.of_error(judged)
+        self._hand_over_whole(*judged, worker, text_type)
         return None
 
     async def _read_whole(self, answer: EngineAnswer) -> bytes:
@@ -294,6 +371,8 @@ class Attempt:
             _retry.secrets_of(worker),
             request.receipt,
         )
+        if worker.dialect.agent:
+            return AgentRelay(shape, request.operation, *self._naming())
         if worker.dialect.native(request.operation):
             return OllamaRelay(shape, *self._naming())
         if request.operation.choices:
@@ -333,7 +412,7 @@ class Attempt:
 
     def _commit(self, worker: Worker, now: float) -> None:
         self._output_due = math.inf
-        self._parts.fleet.output(worker, self._request.model)
+        self._parts.fleet.output(worker, self._request)
         self._tally.commit(now)  # first, so that the head is not noted as later than its content
         self._delivery.begin()
         self._poke()

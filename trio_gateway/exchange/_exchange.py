@@ -142,6 +142,10 @@ class Exchange:
             return "waiting", self._ticket.place, self._ticket.eta, None
         return "running", None, None, None
 
+    def take_progress(self) -> tuple[Worker, float, int | None] | None:
+        """How far its stream has come since this was last asked; see `Attempt.take_progress`."""
+        return None if self._attempt is None else self._attempt.take_progress()
+
     def end(self, ending: Ending) -> None:
         """End it, unless it ended before. Never waits."""
         self._scope.end(ending)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import trio
 
-from ..contract import Ending
+from ..contract import Ending, Worker
 from ._exchange import Exchange
 
 REMEMBERED: Final = 60.0  # seconds after its end in which an exchange can be asked for
@@ -92,6 +92,17 @@ class LiveExchanges:
             outcome = exchange.ending.outcome.value if exchange.ending is not None else None
             standing = Standing(exchange.request.tenant, "ended", outcome=outcome)
             self._ended[exchange.request.exchange_id] = (trio.current_time(), standing)
+
+    def tell_progress(self, progressed: Callable[[Worker, str, float, int | None], None]) -> None:
+        """Tell how far the streams have come that are being read: worker, exchange, when, and new events.
+
+        None for the events: it is not read for a while, since its reader is slow.
+        """
+        for exchange in self:
+            found = exchange.take_progress()
+            if found is not None:
+                worker, at, events = found
+                progressed(worker, exchange.request.exchange_id, at, events)
 
     def end_all(self, ending: Ending) -> None:
         """End all that run now."""

@@ -5,6 +5,7 @@ The table of contracts section 5, as far as one attempt can tell. Pure.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import email.utils
 import enum
@@ -35,7 +36,9 @@ class Failure:
         problem: what the caller is told if this is the last word.
         reason: for metrics, of a bounded set.
         fault: counts against the worker.
-        rejected: the worker has no room; with ``retry_after`` as it said.
+        rejected: the worker did not take it or gave it up unexecuted; with ``retry_after`` as it said.
+        signal: what that, or the failure, tells of the worker, in the words of the worker protocol;
+            empty: nothing more.
     """
 
     way: Way
@@ -44,6 +47,7 @@ class Failure:
     fault: bool = False
     rejected: bool = False
     retry_after: float | None = None
+    signal: str = ""
 
 
 def of_transport(failure: UpstreamFailed) -> Failure:
@@ -79,6 +83,7 @@ ABORTED: Final = Failure(
     Problem.of("engine_overloaded", "the engine gave the request up"),
     "aborted",
     rejected=True,
+    signal="draining",
 )
 WRONG_TYPE: Final = Failure(
     Way.ONCE,
@@ -116,7 +121,8 @@ def of_error(error: EngineError, retry_after: float | None = None) -> Failure:
             problem = problem.but(
                 status=429, type="rate_limit_error", message=error.message or problem.message
             )
-        return Failure(Way.ANYWHERE, problem, "overloaded", rejected=True, retry_after=retry_after)
+        signal = "engine_unready" if error.message.startswith(_LOADING) else "capacity"
+        return Failure(Way.ANYWHERE, problem, "overloaded", False, True, retry_after, signal)
     if status in (401, 403) or 300 <= status < 400:
         return Failure(
             Way.NOWHERE,
@@ -124,14 +130,31 @@ def of_error(error: EngineError, retry_after: float | None = None) -> Failure:
             "credentials",
         )
     if status == 404:
-        return Failure(Way.ELSEWHERE, _passed_on(error), "not_found")
+        lacking = error.code == "model_not_found" or "model" in error.message.lower()
+        return Failure(
+            Way.ELSEWHERE, _passed_on(error), "not_found", signal="model_not_loaded" if lacking else ""
+        )
     if (400 <= status < 500 and status not in _FAILURES_BELOW_500) or status == 501:
         return Failure(Way.NOWHERE, _passed_on(error), "invalid")
     code = error.code if error.code == "engine_protocol_error" else "engine_failed"
     way = Way.NOWHERE if error.final else Way.ONCE
-    return Failure(way, Problem.of(code, "the engine failed"), "error", fault=True)
+    signal = error.code if error.code == "model_load_failed" else ""
+    return Failure(way, Problem.of(code, "the engine failed"), "error", fault=True, signal=signal)
 
 
+def of_rejection(reason: str, error: EngineError) -> Failure:
+    """Judge a typed rejection of an agent: nothing was executed.
+
+    Args:
+        reason: as the agent says it.
+    """
+    if reason == "deadline":
+        problem = Problem.of("deadline_exceeded", "too little time was left to begin")
+        return Failure(Way.NOWHERE, problem, "deadline")
+    return dataclasses.replace(of_error(error), signal=reason)
+
+
+_LOADING: Final = "Loading model"  # how llama.cpp says that it does
 _FAILURES_BELOW_500: Final = frozenset({424})  # how TGI says that generating failed
 _OWN_CODES: Final = {404: "model_not_found", 408: "request_timeout", 413: "request_too_large"}
 

@@ -1,7 +1,23 @@
-"""Workers: who they are, what is known of their room, and who drains."""
+"""Workers: who they are, what is known of them and of their room, which one is next, and who drains."""
 
+from ._book import FleetSettings, WorkerBook
 from ._dialects import DIALECTS
 from ._drain import DrainKeeper
-from ._registry import Fleet, Route, WorkerBook
+from ._registrations import Registrations, RegistrationSettings, Turned
+from ._registry import Fleet, Route
+from ._watch import FleetWatch, WatchSettings, Ways
 
-__all__ = ["DIALECTS", "DrainKeeper", "Fleet", "Route", "WorkerBook"]
+__all__ = [
+    "DIALECTS",
+    "DrainKeeper",
+    "Fleet",
+    "FleetSettings",
+    "FleetWatch",
+    "RegistrationSettings",
+    "Registrations",
+    "Route",
+    "Turned",
+    "WatchSettings",
+    "Ways",
+    "WorkerBook",
+]

@@ -25,8 +25,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ..contract import RawJson
+
 BOUND: Final = 1.15  # times the mean load, up to which a worker is taken for its key
 LIGHT: Final = 0.25  # share of its slots below which a worker passes nothing on, whatever the mean is
+NEWER: Final = 0.5  # share of the workers, those with the newest readings, that are drawn from
 FEWEST: Final = 2  # workers that are looked at
 HOMES: Final = 2  # workers that share a key before the next, longer key decides
 
@@ -43,6 +46,7 @@ class Candidate:
         own: this process's share of it.
         room: what it can do at once: slots times weight.
         free: slots that nobody is known to use.
+        age: of what is known, in seconds; 0 where all is our own.
         open: state, model, breaker and outage let it take the request.
         suspect: taken only if no other is eligible.
         loaded: counts as fully loaded, whatever its work is.
@@ -53,6 +57,7 @@ class Candidate:
     own: float
     room: float
     free: int
+    age: float = 0.0
     open: bool = True
     suspect: bool = False
     loaded: bool = False
@@ -71,6 +76,7 @@ def choose(
     need: int = 1,
     size: float = 1.0,
     keys: Sequence[bytes] = (),
+    oldest: float = math.inf,
 ) -> Candidate | None:
     """Choose the worker of one exchange; None if no worker is eligible now.
 
@@ -80,8 +86,10 @@ def choose(
         need: slots that it takes.
         size: of the request, in usual ones.
         keys: what leads it to a worker, the most widely shared first; see `prefix_keys`.
+        oldest: seconds; only workers of which something newer is known. For the last attempt
+            of an exchange that was rejected before: better wait for news than be rejected again.
     """
-    eligible = filtered(candidates, need)
+    eligible = [each for each in filtered(candidates, need) if each.age <= oldest]
     if len(eligible) < 2:
         return eligible[0] if eligible else None
     if keys and (home := _at_home(candidates, eligible, keys, size)) is not None:
@@ -110,9 +118,12 @@ def _looked_at(eligible: Sequence[Candidate], dice: Callable[[], float]) -> Sequ
     count = looks(eligible)
     if count >= len(eligible):
         return eligible
-    drawn = [math.log(max(dice(), 1e-300)) / each.room for each in eligible]
-    least = sorted(drawn, reverse=True)[count - 1]
-    return [each for each, key in zip(eligible, drawn, strict=True) if key >= least]
+    newer = max(count, math.ceil(len(eligible) * NEWER))
+    oldest = sorted(each.age for each in eligible)[newer - 1]
+    pool = [each for each in eligible if each.age <= oldest]
+    keys = [math.log(max(dice(), 1e-300)) / each.room for each in pool]
+    least = sorted(keys, reverse=True)[count - 1]
+    return [each for each, key in zip(pool, keys, strict=True) if key >= least]
 
 
 def looks(eligible: Sequence[Candidate]) -> int:
@@ -173,7 +184,7 @@ def session_keys(session: str, tenant: str) -> tuple[bytes, ...]:
     return (_hash(b"session", tenant, session.encode()),)
 
 
-def prefix_keys(members: Mapping[str, bytes], tenant: str) -> tuple[bytes, ...]:
+def prefix_keys(members: Mapping[str, RawJson], tenant: str) -> tuple[bytes, ...]:
     """Answer the keys of a body, for `choose`: what it shares with others, then what it shares with itself.
 
     The first is a hash over the first block of its text (in the raw JSON, so nothing is
@@ -194,7 +205,7 @@ def prefix_keys(members: Mapping[str, bytes], tenant: str) -> tuple[bytes, ...]:
     return (_hash(b"shared", tenant, text[:SHARED]), conversation)
 
 
-def _text(members: Mapping[str, bytes]) -> bytes:
+def _text(members: Mapping[str, RawJson]) -> bytes:
     """The text of a body as far as it is looked at."""
     text = b""
     for name in _TEXT:

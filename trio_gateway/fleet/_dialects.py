@@ -31,6 +31,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
         Dialect("llamacpp", False, None, None, False, True, 1.5, _LLAMACPP_FIELDS),
         Dialect("tgi", False, None, None, False, False, 0.5, frozenset()),
         Dialect("ollama", False, None, None, False, False, 1.5, _OLLAMA_FIELDS, native_chat=True),
+        Dialect("agent", False, None, None, False, False, 5.0, frozenset(), agent=True),
         Dialect("openai", False, None, None, False, False, 0.5, frozenset()),
     )
 }

@@ -25,7 +25,7 @@ class Outage:
         self.status = 503  # the class of the last rejection
         self._until: float | None = None
         self._named_until = 0.0  # the worker said itself how long
-        self._began = 0.0
+        self.began = 0.0  # with the last rejection that counted
         self._pause = first_pause
         self._trial = False
 
@@ -53,7 +53,7 @@ class Outage:
         rejections counts as one.
         """
         self.status = status
-        if self._until is not None and placed_at <= self._began and retry_after is None:
+        if self._until is not None and placed_at <= self.began and retry_after is None:
             return
         self._trial = False
         if retry_after is not None:
@@ -62,7 +62,7 @@ class Outage:
             until = now + self._pause
             self._pause = min(self._pause * 2, self._first_pause * LONGEST)
         self._until = max(until, self._until or until)
-        self._began = now
+        self.began = now
 
     def placed(self) -> None:
         """An exchange was placed; in an outage it is the trial."""

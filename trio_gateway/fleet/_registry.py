@@ -2,74 +2,56 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..contract import InternalRequest, Worker
+from ..contract import InternalRequest, Rejection, Worker, WorkerStatus
+from ..errors import Problem
+from ._book import FleetSettings, WorkerBook, slots_for, tokens_of
+from ._choice import choose, prefix_keys, session_keys
 from ._outage import Outage
+from ._snapshot import Snapshot, Source
 
-_NONE: Final = Outage(1.0)
+REMEMBERED: Final = 3600.0  # seconds that a name is known after the last worker that reported it
+KEYED_FROM: Final = 2048  # bytes of a body below which no worker's cache is worth a detour
+_RECENT: Final = 0.05  # weight of the newest request in what is usual
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One public model: the name its engines know, and the workers that serve it, in file order.
+    """One public model: the name its engines know, and the workers that serve it.
 
     Attributes:
+        workers: their ids, or labels of theirs, in order; None: every worker that reports the upstream name.
         aliases: further public names.
         defaults: body fields for callers that leave them out, as JSON.
         max_output_tokens: most output tokens that may be asked for; None: no bound of ours.
+        fallbacks: public models that are asked instead while no worker of this one can be.
     """
 
     model: str
     upstream: str
-    workers: tuple[str, ...]
+    workers: tuple[str, ...] | None = None
     aliases: tuple[str, ...] = ()
     defaults: Mapping[str, bytes] = field(default_factory=dict)
     max_output_tokens: int | None = None
-
-
-@dataclass(slots=True, eq=False)
-class WorkerBook:
-    """What this process knows about one worker.
-
-    Attributes:
-        held, draining: slots in use by running attempts, and by attempts that are
-            over while the engine has not been seen to stop.
-        attempts, faults: since start.
-        trials: exchange that tries first after an outage, by model.
-    """
-
-    worker: Worker
-    held: int = 0
-    draining: int = 0
-    attempts: int = 0
-    faults: int = 0
-    outages: dict[str, Outage] = field(default_factory=dict)
-    trials: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def free(self) -> int:
-        """Slots that nobody counts on."""
-        return self.worker.slots - self.held - self.draining
-
-    @property
-    def load(self) -> float:
-        """Share of the slots in use; what drains takes room, but is about to end."""
-        return self.held / self.worker.slots
+    fallbacks: tuple[str, ...] = ()
 
 
 class Fleet:
-    """Static workers, in file order. Until probes exist each of them counts as ready.
+    """All workers, in file order, those that registered behind them.
 
     Args:
         now: the clock, in seconds.
-        first_pause: seconds that a worker without room is left alone at first.
+        dice: numbers from 0 to 1.
 
     Attributes:
+        books: by the worker's id; that of a removed worker is gone from here, and lives on for its leases.
         models: routes by public id; ``routes`` has them by alias too.
         changed: called when a placement may have become possible or impossible.
+        asked: called with a book that is to be probed at once.
     """
 
     def __init__(
@@ -77,16 +59,87 @@ class Fleet:
         workers: Iterable[Worker],
         routes: Iterable[Route],
         now: Callable[[], float],
-        first_pause: float = 1.0,
+        settings: FleetSettings = FleetSettings(),  # noqa: B008  (immutable)
+        dice: Callable[[], float] = random.random,
     ) -> None:
         self._now = now
-        self._first_pause = first_pause
-        self.books: dict[str, WorkerBook] = {worker.id: WorkerBook(worker) for worker in workers}
+        self.settings: Final = settings
+        self._dice = dice
+        self.books: dict[str, WorkerBook] = {}
+        self._of_worker: dict[Worker, WorkerBook] = {}
+        self._usual = 0.0
         self.models: dict[str, Route] = {route.model: route for route in routes}
-        self.routes: dict[str, Route] = {
+        self.routes: dict[str, Route] = {}
+        self._reported_only: Final = not self.models
+        self._known: dict[str, float] = {}  # until when a reported name is known
+        self._serving: dict[str, list[WorkerBook]] = {}
+        self.changed: Callable[[], None] = _nothing
+        self.asked: Callable[[WorkerBook], None] = _nothing_of
+        for worker in workers:
+            self._add(worker)
+        self._see_to_names()
+
+    # -- workers
+
+    def add(self, worker: Worker, models: Iterable[str] | None = None) -> WorkerBook:
+        """Take a worker in; one of the same id is removed, and its book lives on for its leases only."""
+        self.remove(worker.id)
+        book = self._add(worker)
+        book.models = None if models is None else tuple(models)
+        self._see_to_names()
+        self.changed()
+        return book
+
+    def _add(self, worker: Worker) -> WorkerBook:
+        book = self.books[worker.id] = self._of_worker[worker] = WorkerBook(worker, self.settings)
+        return book
+
+    def remove(self, worker_id: str) -> WorkerBook | None:
+        """Place nothing more at a worker; what runs there may finish."""
+        book = self.books.pop(worker_id, None)
+        if book is None:
+            return None
+        book.removed = True
+        self._forget(book)
+        self._see_to_names()
+        self.changed()
+        return book
+
+    def _forget(self, book: WorkerBook) -> None:
+        if book.removed and not (book.held or book.draining):
+            self._of_worker.pop(book.worker, None)
+
+    def report_models(self, book: WorkerBook, models: Iterable[str]) -> None:
+        """Take the list of models that a worker reports."""
+        names = tuple(models)
+        book.snapshot = book.snapshot.listed()
+        if names != book.models:
+            book.models = names
+            self._see_to_names()
+        self.changed()
+
+    def expire(self) -> list[WorkerBook]:
+        """Remove the registered workers that have not been heard of for too long; answers them."""
+        now = self._now()
+        late = [b for b in self.books.values() if b.expires_at is not None and b.expires_at <= now]
+        for book in late:
+            self.remove(book.worker.id)
+        if any(until <= now for until in self._known.values()):
+            self._see_to_names()
+        return late
+
+    def _see_to_names(self) -> None:
+        """Bring the public names up to date with what workers report."""
+        self._serving.clear()
+        if self._reported_only:
+            now = self._now()
+            reported = {name for book in self.books.values() for name in book.models or ()}
+            self._known = {name: until for name, until in self._known.items() if until > now}
+            self._known |= dict.fromkeys(sorted(reported), now + REMEMBERED)
+            self.models = {name: self.models.get(name, Route(name, name)) for name in self._known}
+        self.routes = {
             name: route for route in self.models.values() for name in (route.model, *route.aliases)
         }
-        self.changed: Callable[[], None] = _nothing
 
     # -- models
 
@@ -95,40 +148,112 @@ class Fleet:
         return bool(self.serving(model))
 
     def serving(self, model: str) -> list[WorkerBook]:
-        """Workers that serve a public model."""
-        route = self.routes.get(model)
-        return [] if route is None else [self.books[name] for name in route.workers]
+        """Workers that serve a public model, the first choice of equals first."""
+        found = self._serving.get(model)
+        if found is None:
+            route = self.routes.get(model)
+            if route is None:
+                return []
+            found = self._serving[model] = self._find_serving(route)
+        return found
+
+    def _find_serving(self, route: Route) -> list[WorkerBook]:
+        if route.workers is None:
+            return [book for book in self.books.values() if book.reports(route.upstream)]
+        named = {
+            book.worker.id: book
+            for name in route.workers
+            for book in self.books.values()
+            if name == book.worker.id or name in book.worker.labels
+        }
+        return list(named.values())
 
     def engine_fields(self, model: str) -> frozenset[str]:
         """Body fields that steer an engine which may get a request for ``model``."""
         return frozenset().union(*(book.worker.dialect.engine_fields for book in self.serving(model)))
 
+    def route_or_fallback(self, route: Route, allowed: Callable[[str], bool]) -> Route:
+        """Answer the first of a route and its fallbacks that has a worker which could be asked."""
+        for name in (route.model, *route.fallbacks):
+            other = self.routes.get(name)
+            if other is not None and (other is route or allowed(other.model)) and self._can_be_asked(other):
+                return other
+        return route
+
+    def _can_be_asked(self, route: Route) -> bool:
+        now = self._now()
+        return any(
+            book.ready(now) and not book.refuses(route.model, now) for book in self.serving(route.model)
+        )
+
+    def ready(self) -> bool:
+        """Whether some worker is ready; while there is no model to serve, none is missed."""
+        now = self._now()
+        return any(book.ready(now) for book in self.books.values())
+
     # -- placement, called by admission
 
     def choose(self, request: InternalRequest, without: frozenset[str]) -> Worker | None:
-        """Pick the worker with the smallest share of its slots in use; equal ones in file order."""
+        """Pick a worker as `_choice.choose` does."""
         now = self._now()
-        best: WorkerBook | None = None
-        for book in self.serving(request.model):
-            if book.worker.id in without or book.free < slots_for(request, book.worker):
-                continue
-            if not book.outages.get(request.model, _NONE).open(now):
-                continue
-            if best is None or book.load < best.load:
-                best = book
-        return None if best is None else best.worker
+        usual = self._usual or 1.0
+        books = self.serving(request.model)
+        candidates = [
+            book.candidate(request, usual, now, excluded=book.worker.id in without) for book in books
+        ]
+        keys = self._keys(request) if len(books) > 1 else ()
+        chosen = choose(candidates, self._dice, size=tokens_of(request) / usual, keys=keys)
+        return None if chosen is None else self.books[chosen.name].worker
+
+    def _keys(self, request: InternalRequest) -> tuple[bytes, ...]:
+        """What leads the request to a worker; found once, however often it is tried."""
+        if request.affinity is None:
+            affinity = self.settings.affinity
+            keys: tuple[bytes, ...] = ()
+            if affinity != "none" and request.session is not None:
+                keys = session_keys(request.session, request.tenant)
+            elif affinity == "prefix" and request.size >= KEYED_FROM:
+                keys = prefix_keys(request.members, request.tenant)
+            request.affinity = keys
+        return request.affinity
 
     def tries_at(self, request: InternalRequest, without: frozenset[str]) -> float | None:
         """When the first worker that is not in ``without`` may be tried; 0.0: room is all it lacks.
 
-        None: no worker that is large enough is left to try.
+        None: none is left to try. One that is spared for its faults is none.
         """
+        now = self._now()
         times = [
-            book.outages.get(request.model, _NONE).opens_at() or 0.0
+            self._opens_at(book, request.model) or 0.0
             for book in self.serving(request.model)
-            if book.worker.id not in without and slots_for(request, book.worker) <= book.worker.slots
+            if book.worker.id not in without
+            and book.takes(request, now)
+            and not book.refuses(request.model, now)
         ]
         return min(times, default=None)
+
+    @staticmethod
+    def _opens_at(book: WorkerBook, model: str) -> float | None:
+        outage = book.outages.get(model)
+        return None if outage is None else outage.opens_at()
+
+    def obstacle(self, request: InternalRequest) -> Problem:
+        """Say why no worker can be tried for a request now, or ever."""
+        now = self._now()
+        books = self.serving(request.model)
+        spared = [book for book in books if book.takes(request, now) and book.refuses(request.model, now)]
+        if spared:
+            wait = min(book.breaker(request.model).remaining(now) for book in spared)
+            return Problem.of(
+                "engine_unavailable",
+                "all workers of this model failed lately and are spared for a while",
+                retry_after=max(wait, 1.0),
+            )
+        if books and all(slots_for(request, book.worker) > book.slots for book in books):
+            return Problem.of(
+                "invalid_value", "'n' is more than any worker of this model can do at once", param="n"
+            )
+        return Problem.of("no_worker", "no worker serves this model now")
 
     def next_opening(self) -> float | None:
         """When the next outage lets a trial through; moments that are past tell nothing new."""
@@ -143,32 +268,40 @@ class Fleet:
 
     def hold(self, request: InternalRequest, worker: Worker) -> int:
         """Take the slots of a request; answers how many."""
-        slots = slots_for(request, worker)
-        book = self.books[worker.id]
+        slots, tokens = slots_for(request, worker), tokens_of(request)
+        book = self._of_worker[worker]
         book.held += slots
+        book.tokens += tokens
+        book.placed(request.exchange_id)
+        self._usual += (tokens - self._usual) * (_RECENT if self._usual else 1.0)
         if (outage := book.outages.get(request.model)) is not None:
             outage.placed()
             book.trials[request.model] = request.exchange_id
+        book.breaker(request.model).placed(request.exchange_id, self._now())
         return slots
 
     def drain(self, request: InternalRequest, worker: Worker, slots: int) -> None:
         """Count held slots as draining."""
-        book = self.books[worker.id]
-        book.held -= slots
+        book = self._of_worker[worker]
         book.draining += slots
-        self._end_trial(book, request)
+        self._end_holding(book, request, slots)
 
     def free(self, request: InternalRequest, worker: Worker, slots: int, *, drained: bool) -> None:
         """Give slots back."""
-        book = self.books[worker.id]
+        book = self._of_worker[worker]
         if drained:
             book.draining -= slots
         else:
-            book.held -= slots
-            self._end_trial(book, request)
+            self._end_holding(book, request, slots)
+        book.let_go(request.exchange_id, self._now())
+        self._forget(book)
 
-    def _end_trial(self, book: WorkerBook, request: InternalRequest) -> None:
-        """Let another exchange try, if this one was the trial and told nothing, or was never made."""
+    def _end_holding(self, book: WorkerBook, request: InternalRequest, slots: int) -> None:
+        """An attempt is over: if it was a trial and told nothing, another exchange may try."""
+        book.held -= slots
+        book.tokens = max(book.tokens - tokens_of(request), 0.0) if book.held else 0.0
+        book.progress.ended(request.exchange_id)
+        book.breaker(request.model).ended(request.exchange_id, self._now())
         if book.trials.get(request.model) == request.exchange_id:
             del book.trials[request.model]
             if (outage := book.outages.get(request.model)) is not None:
@@ -178,29 +311,121 @@ class Fleet:
 
     def attempted(self, worker: Worker) -> None:
         """See FleetPort."""
-        self.books[worker.id].attempts += 1
+        self._of_worker[worker].attempts += 1
 
-    def output(self, worker: Worker, model: str) -> None:
+    def output(self, worker: Worker, request: InternalRequest) -> None:
         """See FleetPort."""
-        book = self.books[worker.id]
+        book, now = self._of_worker[worker], self._now()
+        held_back = request.model in book.outages or not book.breaker(request.model).allows(now)
+        before = book.snapshot
+        book.snapshot = before.gave_output()
+        book.probe.event(now)
+        book.breaker(request.model).output(request.exchange_id, now)
+        self._end_outage(book, request.model)
+        if held_back or book.snapshot is not before:
+            self.changed()
+
+    def _end_outage(self, book: WorkerBook, model: str) -> None:
         if (outage := book.outages.get(model)) is not None:
             outage.output(self._now())
             if outage.over:
                 del book.outages[model]
                 book.trials.pop(model, None)
-            self.changed()
 
-    def rejected(
-        self, worker: Worker, model: str, status: int, retry_after: float | None, began: float
-    ) -> None:
+    def rejected(self, worker: Worker, request: InternalRequest, rejection: Rejection) -> None:
         """See FleetPort."""
-        outage = self.books[worker.id].outages.setdefault(model, Outage(self._first_pause))
-        outage.rejected(self._now(), status, retry_after, began)
+        book, now = self._of_worker[worker], self._now()
+        if rejection.reason != "model_not_loaded":
+            outage = book.outages.setdefault(request.model, Outage(self.settings.first_pause))
+            outage.rejected(now, rejection.status, rejection.retry_after, rejection.placed_at)
+        if self.settings.probed or worker.dialect.agent:  # else nothing would ever tell that it is over
+            own = book.held + book.draining - slots_for(request, worker)
+            book.snapshot = book.snapshot.rejected(
+                rejection.reason, request.upstream_model, now, book.slots, max(own, 0)
+            )
+        if rejection.reason != "capacity":
+            self.asked(book)
         self.changed()
 
-    def fault(self, worker: Worker, model: str) -> None:
+    def reported(self, worker: Worker, status: WorkerStatus) -> None:
+        """See FleetPort. Of a worker that was replaced, nothing is taken any more."""
+        book = self._of_worker.get(worker)
+        if book is None or book.removed:
+            return
+        now = self._now()
+        reading = Snapshot(
+            incarnation=status.incarnation,
+            seq=status.seq,
+            source=Source.HEARTBEAT,
+            taken_at=now,
+            running=status.running,
+            queued=status.queued,
+            own=book.own_among(status, now),
+            kv_usage=status.kv_usage,
+            slots=status.slots,
+            tokens_per_second=status.tokens_per_second,
+            state=status.state,
+        )
+        self.read(book, reading)
+        self.report_models(book, status.models)
+
+    def fault(self, worker: Worker, request: InternalRequest) -> None:
         """See FleetPort."""
-        self.books[worker.id].faults += 1
+        book = self._of_worker[worker]
+        book.faults += 1
+        book.snapshot = book.snapshot.faulted()
+        book.breaker(request.model).fault(request.exchange_id, self._now())
+        if book.refuses(request.model, self._now()):
+            self.changed()
+
+    def progressed(self, worker: Worker, exchange_id: str, at: float, events: int | None) -> None:
+        """A stream that is being read has delivered ``events`` since last told of, the newest at ``at``.
+
+        None: it is not read, since its reader is slow. That says nothing of the worker.
+        """
+        book = self._of_worker.get(worker)
+        if book is None:
+            return
+        if events is None:
+            book.progress.ended(exchange_id)
+        elif events:
+            book.probe.event(at)
+            book.progress.progressed(exchange_id, at, events)
+
+    # -- what is read of workers
+
+    def probed(self, book: WorkerBook, healthy: bool) -> None:
+        """Take the result of a probe."""
+        now = self._now()
+        book.probe.result(healthy)
+        for breaker in book.breakers.values():
+            breaker.probe(healthy, now)
+        if healthy:
+            book.snapshot = book.snapshot.probed_well()
+        self.changed()
+
+    def wants_probe(self, book: WorkerBook) -> float | None:
+        """When a breaker of the worker wants a probe; None: none does."""
+        now = self._now()
+        for breaker in book.breakers.values():
+            breaker.state(now)
+        times = [at for each in book.breakers.values() if (at := each.opens_at()) is not None]
+        return min(times, default=None)
+
+    def read(self, book: WorkerBook, reading: Snapshot) -> None:
+        """Take a reading of a worker's gauges, or its own report.
+
+        One with room ends outages whose length the worker did not name.
+        """
+        book.snapshot = book.snapshot.read(reading)
+        book.report_slots(reading.slots)
+        if book.free > 0 and reading.state == "ready":
+            for model, outage in tuple(book.outages.items()):
+                if reading.taken_at > outage.began:
+                    self._end_outage(book, model)
+        self.changed()
+
+    # -- for answers
 
     def rejection(self, model: str) -> int:
         """How the model's workers said that they have no room: 429 if any of them did, else 503."""
@@ -214,10 +439,9 @@ class Fleet:
         return max(left, default=None)
 
 
-def slots_for(request: InternalRequest, worker: Worker) -> int:
-    """How many slots a request takes at a worker."""
-    return request.n if worker.dialect.slot_per_choice and request.operation.choices else 1
-
-
 def _nothing() -> None:
     """Nobody listens yet."""
+
+
+def _nothing_of(book: WorkerBook) -> None:
+    """Nobody probes."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..contract import Ending, InternalRequest, Phase
-from ..wire import NamedRelay, OllamaRelay, StreamRelay, Usage
+from ..wire import AgentRelay, NamedRelay, OllamaRelay, StreamRelay, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Tally:
         if self.headers is None:
             self.begin(now, 200)
 
-    def count(self, relay: StreamRelay | NamedRelay | OllamaRelay, last_progress: float) -> None:
+    def count(self, relay: StreamRelay | NamedRelay | OllamaRelay | AgentRelay, last_progress: float) -> None:
         """Take over the counts of an attempt's stream.
 
         Args:

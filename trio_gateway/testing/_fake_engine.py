@@ -106,7 +106,7 @@ class FakeEngine:
         await trio.lowlevel.checkpoint()  # connecting
         if isinstance(script, Exception):
             raise script
-        lease.engine_started()
+        lease.engine_started(attempt_id)
         player = _Player(script)
         self.reading += 1
         try:

@@ -11,7 +11,7 @@ import trio
 
 from ..admission import Admission, AdmissionLimits, TenantShare
 from ..contract import CHAT, InternalRequest, Operation, Worker
-from ..fleet import DIALECTS, DrainKeeper, Fleet, Route
+from ..fleet import DIALECTS, DrainKeeper, Fleet, FleetSettings, Route
 from ..units import MiB
 
 _numbers = itertools.count(1)
@@ -95,7 +95,7 @@ class WorkerSet:
             Route(model, model, tuple(models[model]) if isinstance(models, Mapping) else everybody)
             for model in models
         )
-        self.fleet: Final = Fleet(workers, routes, trio.current_time, first_pause)
+        self.fleet: Final = Fleet(workers, routes, trio.current_time, FleetSettings(first_pause), lambda: 0.5)
         self.drain: Final = DrainKeeper()
         self.admission: Final = Admission(
             self.fleet,

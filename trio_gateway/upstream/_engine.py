@@ -11,7 +11,7 @@ import trio
 
 from ..contract import InternalRequest, LeasePort, RawJson, Worker
 from ..errors import UpstreamFailed, UpstreamFault
-from ..wire import Header, internal_body, write_request_head
+from ..wire import GENERATE, Header, generate_pieces, internal_body, write_request_head
 from ._connection import Answer, Connection
 from ._dial import dial
 from ._pool import ConnectionPool
@@ -48,32 +48,39 @@ class HttpEngine:
         worker = lease.worker
         salt = self._salt_of(request.tenant)
         write = partial(internal_body, request, worker.dialect, attempt_id, salt)
+        if worker.dialect.agent:
+            remaining = request.deadline - trio.current_time()
+            write = partial(generate_pieces, request, worker.dialect, attempt_id, salt, remaining)
         # A long text that must be translated would hold the loop.
-        long = worker.dialect.native(request.operation) and request.size > LONG
+        translated = worker.dialect.native(request.operation) or (
+            worker.dialect.agent and request.form is not None
+        )
+        long = translated and request.size > LONG
         body = await trio.to_thread.run_sync(write, abandon_on_cancel=True) if long else write()
         head = self._head(request, worker, attempt_id, sum(map(len, body)))
         connection = self._pool.take(worker)
         if connection is not None:
             try:
-                return await self._exchange(connection, worker, lease, head, body, nursery)
+                return await self._exchange(connection, lease, attempt_id, head, body, nursery)
             except _DiedIdle:
                 pass  # it had been closed while nobody looked: nothing was executed
         connection = Connection(await dial(worker, self._limits.connect, self._limits.receive_buffer))
-        return await self._exchange(connection, worker, lease, head, body, nursery)
+        return await self._exchange(connection, lease, attempt_id, head, body, nursery)
 
     async def _exchange(
         self,
         connection: Connection,
-        worker: Worker,
         lease: LeasePort,
+        attempt_id: str,
         head: bytes,
         body: list[RawJson],
         nursery: trio.Nursery,
     ) -> Answer:
         try:
-            lease.engine_started()
+            lease.engine_started(attempt_id)
             connection.send(head, body, nursery)
             answer, rest = await connection.receive_head()
+            worker = lease.worker
             return Answer(connection, answer, rest, lease.engine_done, lambda c: self._pool.give(worker, c))
         except UpstreamFailed as failure:
             connection.abort()
@@ -86,12 +93,12 @@ class HttpEngine:
             raise
 
     def _head(self, request: InternalRequest, worker: Worker, attempt_id: str, length: int) -> bytes:
-        native = worker.dialect.native(request.operation)
+        native, agent = worker.dialect.native(request.operation), worker.dialect.agent
         accept = b"text/event-stream" if request.stream else b"application/json"
         kind = b"application/json"
-        if native and request.stream:
+        if agent or (native and request.stream):
             accept = b"application/x-ndjson"
-        if request.form is not None:
+        elif request.form is not None:
             accept, kind = b"*/*", request.form.content_type
         headers: list[Header] = [
             (b"Host", worker.authority.encode("ascii")),
@@ -106,7 +113,7 @@ class HttpEngine:
         if worker.dialect.request_id_header is not None:
             headers.append((worker.dialect.request_id_header, attempt_id.encode("ascii")))
         headers += request.trace
-        path = "/api/chat" if native else request.operation.path
+        path = GENERATE if agent else "/api/chat" if native else request.operation.path
         target = (worker.prefix + path).encode("ascii")
         return write_request_head(b"POST", target, headers)
 

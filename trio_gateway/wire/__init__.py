@@ -1,5 +1,6 @@
 """Bytes to meaning and back. Sans-IO: no Trio, no clock, no socket."""
 
+from ._agent_request import EVENTS, GENERATE, attempt_name, cancel_path, generate_pieces, status_of
 from ._answers import EngineError, Usage, judge_answer, read_error, rename_model
 from ._engine_records import EngineRecords, failed_of
 from ._head_parser import Header
@@ -70,7 +71,9 @@ __all__ = [
     "CHUNKED",
     "CONTINUE",
     "DONE",
+    "EVENTS",
     "FAILURES",
+    "GENERATE",
     "HEARTBEAT",
     "LAST_CHUNK",
     "PROTOCOL",
@@ -120,11 +123,14 @@ __all__ = [
     "UsageCounts",
     "WorkerReport",
     "WorkerState",
+    "attempt_name",
+    "cancel_path",
     "choices_asked",
     "failed_chunk",
     "failed_of",
     "failure_of",
     "forbidden_field",
+    "generate_pieces",
     "internal_body",
     "judge_answer",
     "may_hold_infinity",
@@ -140,6 +146,7 @@ __all__ = [
     "read_object",
     "rejection_of",
     "rename_model",
+    "status_of",
     "trace_context",
     "with_finite_numbers",
     "write_chunk",

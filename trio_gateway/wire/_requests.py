@@ -74,6 +74,7 @@ class ReadBody:
         choices: choices that the answer must finish.
         tokens: the most output tokens that the caller asked for; None: it named no bound.
         form: the body, where it is no JSON.
+        session: ``prompt_cache_key``, by which the caller asks to meet the same cache again.
     """
 
     model: str
@@ -85,6 +86,7 @@ class ReadBody:
     members: dict[str, RawJson]
     tokens: int | None = None
     form: Form | None = None
+    session: str | None = None
 
 
 def model_of(body: JsonObject) -> str:
@@ -131,6 +133,7 @@ def read_body(operation: Operation, body: JsonObject) -> ReadBody:
         wants_running_usage=bool(options.include_usage and options.continuous_usage_stats),
         members=body.members,
         tokens=acted.tokens(operation),
+        session=acted.prompt_cache_key or None,
     )
 
 

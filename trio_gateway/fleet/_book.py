@@ -1,0 +1,199 @@
+"""What this process knows about one worker: its slots in use, and all that was read, learnt or said of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from ..contract import InternalRequest, Worker, WorkerStatus
+from ._breaker import Breaker
+from ._choice import Candidate
+from ._outage import Outage
+from ._probe_state import ProbeState
+from ._progress import Progress
+from ._snapshot import Snapshot, Source
+
+TYPICAL_OUTPUT: Final = 256  # tokens; for callers that name no bound
+BYTES_A_TOKEN: Final = 4
+REPORTS_ARE_LATE: Final = 10.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """How workers are judged; durations in seconds.
+
+    Attributes:
+        first_pause: that a worker without room is left alone at first.
+        consecutive_faults, fault_ratio, window, cooldown: of `Breaker`.
+        probe_interval, probe_failures, probe_successes: of `ProbeState`.
+        probed: somebody makes probes; else every worker counts as healthy.
+        affinity: what leads a request to a worker: "prefix" (or a session that was named), "session", "none".
+        share: of each worker's slots that are this process's to give.
+        stale_after: age at which a reading is not believed any more.
+    """
+
+    first_pause: float = 1.0
+    consecutive_faults: int = 5
+    fault_ratio: float = 0.5
+    window: float = 30.0
+    cooldown: float = 10.0
+    probe_interval: float = 5.0
+    probe_failures: int = 3
+    probe_successes: int = 1
+    probed: bool = False
+    affinity: str = "prefix"
+    share: Fraction = Fraction(1)
+    stale_after: float = 15.0
+
+
+class WorkerBook:
+    """One worker of one incarnation. What comes back late from an older one finds the older one's book.
+
+    Attributes:
+        slots: that this process may use.
+        held, draining: slots in use by running attempts, and by attempts that are
+            over while the engine has not been seen to stop.
+        tokens: outstanding in running attempts, as far as requests tell.
+        attempts, faults: since start.
+        trials: exchange that tries first after an outage, by model.
+        models: names that it reports; None: nobody asked it yet.
+        expires_at: when a registered worker is forgotten unless it says something; None: a static one.
+    """
+
+    def __init__(self, worker: Worker, settings: FleetSettings) -> None:
+        self.worker = worker
+        self._settings = settings
+        self.slots = self._share_of(worker.slots)
+        self.held = 0
+        self.draining = 0
+        self.tokens = 0.0
+        self.attempts = 0
+        self.faults = 0
+        self.outages: dict[str, Outage] = {}
+        self.trials: dict[str, str] = {}
+        self.breakers: dict[str, Breaker] = {}
+        self.snapshot = Snapshot()
+        self.probe = ProbeState(settings.probe_interval, settings.probe_failures, settings.probe_successes)
+        self.progress = Progress()
+        self.models: tuple[str, ...] | None = None
+        self.expires_at: float | None = None
+        self.removed = False
+        self._mine: dict[str, float] = {}  # exchanges placed here, and until when that matters
+
+    # -- slots
+
+    @property
+    def free(self) -> int:
+        """Slots that nobody counts on, as far as is known."""
+        if self.snapshot.source is Source.HEARTBEAT:
+            return self.snapshot.free(self.slots, self.held + self.draining)
+        # Gauges lag behind what ended since: they say who is busier, not who has room.
+        return self.slots - self.held - self.draining
+
+    def report_slots(self, slots: int | None) -> None:
+        """Take the number of slots that the worker itself tells, where none was configured."""
+        if slots is not None and self.worker.slots_unknown:
+            self.slots = self._share_of(slots)
+
+    def _share_of(self, slots: int) -> int:
+        return max(int(slots * self._settings.share), 1) if slots > 0 else 0
+
+    # -- whose requests it runs
+
+    def placed(self, exchange_id: str) -> None:
+        """An exchange of this process was placed here."""
+        self._mine[exchange_id] = math.inf
+
+    def let_go(self, exchange_id: str, now: float) -> None:
+        """Its slots are back. Reports that list it may still be on their way."""
+        self._mine[exchange_id] = now + REPORTS_ARE_LATE
+
+    def own_among(self, status: WorkerStatus, now: float) -> int:
+        """How many of the requests that a worker reports are this process's."""
+        if status.requests is None:
+            return min(self.held + self.draining, status.running + status.queued)
+        self._mine = {name: until for name, until in self._mine.items() if until > now}
+        return sum(attempt.partition("-")[0] in self._mine for attempt in status.requests)
+
+    # -- what it may get
+
+    def breaker(self, model: str) -> Breaker:
+        """The breaker of this worker for a public model."""
+        breaker = self.breakers.get(model)
+        if breaker is None:
+            settings = self._settings
+            breaker = self.breakers[model] = Breaker(
+                consecutive_faults=settings.consecutive_faults,
+                fault_ratio=settings.fault_ratio,
+                window=settings.window,
+                cooldown=settings.cooldown,
+                probed=settings.probed,
+            )
+        return breaker
+
+    def reports(self, name: str) -> bool:
+        """Whether it serves a name, as far as it said."""
+        return self.models is None or name in self.models
+
+    def ready(self, now: float) -> bool:
+        """Whether it takes work at all: busy is ready, half-open is ready."""
+        state = self.snapshot
+        if self.removed or state.state != "ready" or state.unready or not self.probe.alive(now):
+            return False
+        return not self.breakers or not all(each.refuses(now) for each in self.breakers.values())
+
+    def takes(self, request: InternalRequest, now: float) -> bool:
+        """Whether its state lets it take a request; breaker, outage and room are another matter."""
+        return (
+            not self.removed
+            and self.snapshot.takes(request.upstream_model)
+            and self.probe.alive(now)
+            and slots_for(request, self.worker) <= self.slots
+        )
+
+    def refuses(self, model: str, now: float) -> bool:
+        """Whether its breaker lets nothing through until a time has passed."""
+        breaker = self.breakers.get(model)
+        return breaker is not None and breaker.refuses(now)
+
+    def open(self, request: InternalRequest, now: float) -> bool:
+        """Whether the request may be placed here, if there is room."""
+        if not self.takes(request, now):
+            return False
+        breaker = self.breakers.get(request.model)
+        outage = self.outages.get(request.model)
+        return (breaker is None or breaker.allows(now)) and (outage is None or outage.open(now))
+
+    def candidate(self, request: InternalRequest, usual: float, now: float, *, excluded: bool) -> Candidate:
+        """Show it to a choice.
+
+        Args:
+            usual: tokens of a request of usual size.
+        """
+        own = self.tokens / usual
+        scraped = self.snapshot.source is Source.SCRAPED
+        stale = self.snapshot.stale(now, self._settings.stale_after)
+        others = 0 if scraped and stale else self.snapshot.others
+        return Candidate(
+            name=self.worker.id,
+            work=own + others,
+            own=own,
+            room=max(self.slots, 1) * self.worker.weight,
+            free=self.free // slots_for(request, self.worker),
+            open=not excluded and self.open(request, now),
+            suspect=self.snapshot.suspect or self.progress.still(now),
+            loaded=self.snapshot.loaded(now, self._settings.stale_after),
+        )
+
+
+def slots_for(request: InternalRequest, worker: Worker) -> int:
+    """How many slots a request takes at a worker."""
+    return request.n if worker.dialect.slot_per_choice and request.operation.choices else 1
+
+
+def tokens_of(request: InternalRequest) -> float:
+    """Tokens that a request will probably cost: its text, and what it may generate."""
+    output = request.output_limit or request.tokens or TYPICAL_OUTPUT
+    return request.size / BYTES_A_TOKEN + min(output, 16 * TYPICAL_OUTPUT) * max(request.choices, 1)

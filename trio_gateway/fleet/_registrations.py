@@ -1,0 +1,201 @@
+"""Workers that register themselves: who may, under which name, and until when each is believed.
+
+A worker is known by its id and incarnation. A higher incarnation is a new process: it
+gets a book of its own, and what the old one still owes is over. A lower one is told to go.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from ..contract import Worker
+from ..wire import Registered, Registration, WorkerReport, status_of
+from ._book import WorkerBook
+from ._dialects import DIALECTS
+from ._drain import DrainKeeper
+from ._registry import Fleet
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+SECRET_BYTES: Final = 24
+
+
+class Turned(Exception):
+    """A registration or heartbeat that is not taken; ``status`` is the HTTP status, the text says why."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationSettings:
+    """Seconds between heartbeats, and without one until a worker is forgotten; where workers may be."""
+
+    heartbeat_interval: float
+    ttl: float
+    allowed_networks: tuple[Network, ...]
+
+
+@dataclass(slots=True)
+class _Entry:
+    incarnation: int
+    url: str
+    secret: str
+    book: WorkerBook
+
+
+class Registrations:
+    """The registered workers of one gateway.
+
+    Args:
+        resolve: answers the addresses of a host name.
+        begin: told of the book of each worker that is new.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        drain: DrainKeeper,
+        settings: RegistrationSettings,
+        now: Callable[[], float],
+        resolve: Callable[[str], Awaitable[Sequence[str]]],
+        begin: Callable[[WorkerBook], None],
+    ) -> None:
+        self._fleet = fleet
+        self._drain = drain
+        self._settings = settings
+        self._now = now
+        self._resolve = resolve
+        self._begin = begin
+        self._entries: dict[str, _Entry] = {}
+        self._gone: dict[str, int] = {}  # the last incarnation of those that were forgotten
+        self._static: Final = frozenset(fleet.books)
+
+    async def register(self, asked: Registration) -> Registered:
+        """Take a worker in, or the same process again.
+
+        Raises:
+            Turned: 403 its address is not allowed, 409 an old incarnation or a configured worker's name.
+        """
+        self._expect_new(asked)
+        host, port = _address(asked.url)
+        address = await self._allowed(host)
+        self._expect_new(asked)  # another may have come in the meantime
+        entry = self._entries.get(asked.worker_id)
+        if entry is None or (entry.incarnation, entry.url) != (asked.incarnation, asked.url):
+            entry = self._enter(asked, host, port, address)
+        self._fleet.report_models(entry.book, asked.models)
+        entry.book.expires_at = self._now() + self._settings.ttl
+        return Registered(entry.secret, self._settings.heartbeat_interval, self._settings.ttl)
+
+    def _expect_new(self, asked: Registration) -> None:
+        if asked.worker_id in self._static:
+            raise Turned(409, "a worker of this name is configured")
+        if asked.incarnation < self._last_incarnation(asked.worker_id):
+            raise Turned(409, "a younger incarnation of this worker is known")
+
+    def _last_incarnation(self, worker_id: str) -> int:
+        entry = self._entries.get(worker_id)
+        return self._gone.get(worker_id, 0) if entry is None else entry.incarnation
+
+    async def _allowed(self, host: str) -> str:
+        """Answer the address to call. A name's is kept: what it names later was not looked at."""
+        for address in await self._resolve(host):
+            found = ipaddress.ip_address(address.partition("%")[0])
+            if any(found in network for network in self._settings.allowed_networks):
+                return address
+        raise Turned(403, "the worker's address is in none of internal.allowed_networks")
+
+    def _enter(self, asked: Registration, host: str, port: int, address: str) -> _Entry:
+        secret = secrets.token_hex(SECRET_BYTES)
+        shown = f"[{host}]" if ":" in host else host
+        dialect = DIALECTS["agent"]
+        worker = Worker(
+            id=asked.worker_id,
+            url=asked.url,
+            dialect=dialect,
+            host=address,
+            port=port,
+            authority=f"{shown}:{port}",
+            prefix="",
+            slots=asked.slots,
+            cancel_grace=dialect.cancel_grace,
+            api_key=secret,
+            labels=frozenset(asked.labels),
+            slots_unknown=True,
+        )
+        old = self._entries.get(asked.worker_id)
+        if old is not None:
+            self._end(old, process_gone=asked.incarnation > old.incarnation)
+        book = self._fleet.add(worker, asked.models)
+        book.expires_at = self._now() + self._settings.ttl
+        entry = self._entries[asked.worker_id] = _Entry(asked.incarnation, asked.url, secret, book)
+        self._begin(book)
+        return entry
+
+    def _end(self, entry: _Entry, *, process_gone: bool) -> None:
+        self._fleet.remove(entry.book.worker.id)
+        if process_gone:
+            self._drain.released_all(entry.book.worker)
+
+    def report(self, worker_id: str, shown: str, report: WorkerReport) -> None:
+        """Take a heartbeat.
+
+        Raises:
+            Turned: 404 the worker is not known, 401 another's secret, 409 an old incarnation.
+        """
+        entry = self._known(worker_id, shown)
+        if report.incarnation < entry.incarnation:
+            raise Turned(409, "a younger incarnation of this worker is known")
+        entry.book.expires_at = self._now() + self._settings.ttl
+        status = status_of(report)
+        worker = entry.book.worker
+        if status.requests is not None:
+            self._drain.listed(worker, status.requests)
+        self._fleet.reported(worker, status)
+
+    def remove(self, worker_id: str, shown: str, incarnation: int | None) -> None:
+        """Place nothing more at a worker; what streams there may finish.
+
+        Raises:
+            Turned: as `report`.
+        """
+        entry = self._known(worker_id, shown)
+        if incarnation is not None and incarnation < entry.incarnation:
+            raise Turned(409, "a younger incarnation of this worker is known")
+        del self._entries[worker_id]
+        self._gone[worker_id] = entry.incarnation
+        self._end(entry, process_gone=False)
+
+    def _known(self, worker_id: str, shown: str) -> _Entry:
+        entry = self._entries.get(worker_id)
+        if entry is None:
+            raise Turned(404, "the worker is not known here")
+        if not hmac.compare_digest(entry.secret.encode(), shown.encode()):
+            raise Turned(401, "this is not the worker's secret")
+        return entry
+
+    def forget(self, books: Iterable[WorkerBook]) -> None:
+        """Forget workers whose time was up."""
+        for book in books:
+            entry = self._entries.get(book.worker.id)
+            if entry is not None and entry.book is book:
+                del self._entries[book.worker.id]
+                self._gone[book.worker.id] = entry.incarnation
+
+
+def _address(url: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port:
+        raise Turned(400, "the url has no host and port")
+    return host, port

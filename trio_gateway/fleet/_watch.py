@@ -1,0 +1,205 @@
+"""Watching workers: probes, gauges, lists of models, and what agents say they let go of.
+
+One task for each worker (and one more for an agent's events) in one nursery of the
+gateway. What is learnt goes to the fleet; nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import trio
+
+from ..contract import Worker
+from ..errors import UpstreamFailed
+from ..wire import EVENTS, ReleaseReader, attempt_name
+from ._book import WorkerBook
+from ._drain import DrainKeeper
+from ._registry import Fleet
+
+AT_LEAST: Final = 0.25  # seconds between two probes, however much somebody wants one
+LIST_EVERY: Final = 30.0  # seconds between two looks at a worker's list of models
+AGAIN: Final = (0.1, 2.0)  # seconds until a broken stream of events is asked for again, doubling to the last
+MOST_MODELS: Final = 1024
+NO_SUCH_PAGE: Final = (404, 405, 501)
+
+# Pages that cost the engine nothing.
+HEALTH: Final = {
+    "vllm": "/health",
+    "sglang": "/health",
+    "llamacpp": "/health",
+    "tgi": "/health",
+    "ollama": "/api/version",
+    "openai": "/v1/models",
+    "agent": "/readyz",
+}
+MODELS: Final = "/v1/models"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchSettings:
+    """Seconds between probes (0: there are none), and for one."""
+
+    interval: float
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How workers are asked: one small request; an answer that goes on. Both raise UpstreamFailed."""
+
+    ask: Callable[[Worker, str], Awaitable[tuple[int, bytes]]]
+    follow: Callable[[Worker, str, Callable[[bytes], bool]], Awaitable[None]]
+
+
+def _ignore(worker: str, detail: str) -> None:
+    """Nobody listens."""
+
+
+class FleetWatch:
+    """Watches all workers of a fleet, those too that come later.
+
+    Args:
+        troubled: told worker and what went wrong, when its state changes.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        drain: DrainKeeper,
+        ways: Ways,
+        settings: WatchSettings,
+        troubled: Callable[[str, str], None] = _ignore,
+    ) -> None:
+        self._fleet = fleet
+        self._drain = drain
+        self._ways = ways
+        self._settings = settings
+        self._troubled = troubled
+        self._nursery: trio.Nursery | None = None
+        self._watched: dict[WorkerBook, _Watched] = {}
+        fleet.asked = self._hurry
+
+    async def run(self) -> None:
+        """Watch for ever."""
+        async with trio.open_nursery() as self._nursery:
+            for book in self._fleet.books.values():
+                self.begin(book)
+            await trio.sleep_forever()
+
+    def begin(self, book: WorkerBook) -> None:
+        """Watch one more worker, until it is removed and nothing of it drains."""
+        if self._nursery is not None and book not in self._watched:
+            watched = self._watched[book] = _Watched()
+            if self._settings.interval:
+                self._nursery.start_soon(self._watch, book, watched)
+            if book.worker.dialect.agent:
+                self._nursery.start_soon(self._follow, book)
+
+    def _hurry(self, book: WorkerBook) -> None:
+        if (watched := self._watched.get(book)) is not None:
+            watched.wake.set()
+
+    # -- probes
+
+    async def _watch(self, book: WorkerBook, watched: _Watched) -> None:
+        try:
+            while not book.removed:
+                await self._look_at(book, watched)
+                watched.wake = trio.Event()
+                await self._wait(book, watched)
+        finally:
+            del self._watched[book]
+
+    async def _wait(self, book: WorkerBook, watched: _Watched) -> None:
+        """Wait until a probe is due: by time, since a breaker wants one, or since somebody asked."""
+        begun = trio.current_time()
+        wanted = self._fleet.wants_probe(book)
+        due = min(begun + self._settings.interval, math.inf if wanted is None else wanted)
+        with trio.move_on_at(max(due, begun + AT_LEAST)):
+            await watched.wake.wait()
+            await trio.sleep_until(begun + AT_LEAST)
+
+    async def _look_at(self, book: WorkerBook, watched: _Watched) -> None:
+        registered = book.expires_at is not None
+        if registered and self._fleet.wants_probe(book) is None:
+            return  # it says itself how it is
+        path = "/livez" if registered else HEALTH[book.worker.dialect.kind]
+        status, body = await self._ask(book, path)
+        healthy = status is not None and (status < 500 or status in NO_SUCH_PAGE)
+        self._note(book, watched, healthy, status)
+        self._fleet.probed(book, healthy)
+        if healthy and not book.worker.dialect.agent:
+            if path == MODELS:
+                self._take_models(book, status, body)
+            elif book.snapshot.missing or trio.current_time() >= watched.list_at:
+                watched.list_at = trio.current_time() + LIST_EVERY
+                self._take_models(book, *await self._ask(book, MODELS))
+
+    async def _ask(self, book: WorkerBook, path: str) -> tuple[int | None, bytes]:
+        with trio.move_on_after(self._settings.timeout):
+            try:
+                return await self._ways.ask(book.worker, path)
+            except UpstreamFailed:
+                return None, b""
+        return None, b""
+
+    def _note(self, book: WorkerBook, watched: _Watched, healthy: bool, status: int | None) -> None:
+        if healthy is not watched.healthy:
+            watched.healthy = healthy
+            said = "no answer" if status is None else f"status {status}"
+            self._troubled(book.worker.id, "healthy again" if healthy else f"probe: {said}")
+        elif status in (401, 403) and not watched.refused:
+            self._troubled(book.worker.id, f"probe: the worker refuses the credential with status {status}")
+        watched.refused = status in (401, 403)
+
+    def _take_models(self, book: WorkerBook, status: int | None, body: bytes) -> None:
+        """Take the list; a worker that has none is believed to have whatever is configured."""
+        names = model_names(body) if status == 200 else None
+        if names is not None:
+            self._fleet.report_models(book, names)
+        else:
+            book.snapshot = book.snapshot.listed()
+
+    # -- what agents let go of
+
+    async def _follow(self, book: WorkerBook) -> None:
+        wait = AGAIN[0]
+        while not book.removed or self._drain.of_worker(book.worker):
+            reader = ReleaseReader()
+            begun = trio.current_time()
+
+            def take(data: bytes, reader: ReleaseReader = reader) -> bool:
+                for each in reader.feed(data):
+                    self._drain.released(book.worker, attempt_name(each.id, each.attempt))
+                return not reader.broken
+
+            with contextlib.suppress(UpstreamFailed):
+                await self._ways.follow(book.worker, EVENTS, take)
+            wait = AGAIN[0] if trio.current_time() - begun > AGAIN[1] else min(wait * 2, AGAIN[1])
+            await trio.sleep(wait)
+
+
+class _Watched:
+    """What the watching of one worker remembers."""
+
+    def __init__(self) -> None:
+        self.wake = trio.Event()
+        self.healthy = True
+        self.refused = False
+        self.list_at = -math.inf
+
+
+def model_names(body: bytes) -> list[str] | None:
+    """Read the ids of an OpenAI list of models; None: it is none."""
+    try:
+        value: Any = json.loads(body)
+        names = [item["id"] for item in value["data"]]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return [name for name in names if isinstance(name, str) and 0 < len(name) <= 512][:MOST_MODELS]
