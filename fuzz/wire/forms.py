@@ -65,23 +65,25 @@ def _part(head: bytes, value: bytes, boundary: bytes = b"b") -> bytes:
 
 
 _MODEL: Final = _part(b'name="model"', b"m1")
-_FILE: Final = _part(b'name="file"; filename="a.wav"\r\nContent-Type: audio/wav', b"RIFF\x00\r\n--\xff")
+_FILE_NAMED: Final = b'name="file"; filename="a.wav"\r\nContent-Type: audio/wav'
+_FILE: Final = _part(_FILE_NAMED, b"RIFF\x00\r\n--\xff")
+_BOTH: Final = _FILE + _MODEL
 _FORMS: Final = (
     _MODEL + _FILE + b"--b--\r\n",
     _FILE + _part(b'name="language"', b"en") + _MODEL + b"--b--",
-    _MODEL + _MODEL + b"--b--\r\n",
-    _MODEL + _part(b"name=model", b"m2") + b"--b--\r\n",
-    _MODEL + _part(b'name="x"; name="model"', b"m2") + b"--b--\r\n",
-    _MODEL + _part(b"name*=utf-8''model", b"m2") + b"--b--\r\n",
-    _part(b'NAME="model"', b"m1") + b"--b--\r\n",
-    _part(b'name="model"; filename="x"', b"m1") + b"--b--\r\n",
-    _part(b'name="stream"', b"true") + _MODEL + b"--b--\r\n",
-    _MODEL.replace(b"\r\n", b"\n") + b"--b--\n",
-    b"preamble\r\n" + _MODEL + b"--b--\r\nepilogue",
-    _MODEL + b"--b--\r\n" + _MODEL,
-    _MODEL + b"--b",
-    _part(b'name="model"', b"m1\r\n--bx") + b"--b--\r\n",
-    _part(b'name="model"', b"m1", b"a-b") + b"--a-b--\r\n",
+    _BOTH + _MODEL + b"--b--\r\n",
+    _BOTH + _part(b"name=model", b"m2") + b"--b--\r\n",
+    _BOTH + _part(b'name="x"; name="model"', b"m2") + b"--b--\r\n",
+    _BOTH + _part(b"name*=utf-8''model", b"m2") + b"--b--\r\n",
+    _FILE + _part(b'NAME="model"', b"m1") + b"--b--\r\n",
+    _FILE + _part(b'name="model"; filename="x"', b"m1") + b"--b--\r\n",
+    _FILE + _part(b'name="stream"', b"true") + _MODEL + b"--b--\r\n",
+    _BOTH.replace(b"\r\n", b"\n") + b"--b--\n",
+    b"preamble\r\n" + _BOTH + b"--b--\r\nepilogue",
+    _BOTH + b"--b--\r\n" + _MODEL,
+    _BOTH + b"--b",
+    _FILE + _part(b'name="model"', b"m1\r\n--bx") + b"--b--\r\n",
+    _part(_FILE_NAMED, b"RIFF", b"a-b") + _part(b'name="model"', b"m1", b"a-b") + b"--a-b--\r\n",
     b"",
 )
 

@@ -224,12 +224,18 @@ async def test_a_form_reaches_the_engine_byte_by_byte_but_for_the_model(kind: st
         assert request.body == body.replace(b"\r\n\r\nm1\r\n", b"\r\n\r\nengine-name\r\n")
 
 
-async def test_a_form_must_name_one_model_that_exists() -> None:
+async def test_a_form_must_name_one_model_that_exists_and_hold_a_file() -> None:
     async with open_engine() as engine, serving(engine) as gateway:
         for fields, code in (({}, "missing_field"), ({"model": b"nope"}, "model_not_found")):
             headers, body = form(**fields)
             request = http_request("POST", "/v1/audio/transcriptions", headers=headers, body=body)
             assert error_code(await gateway.ask(request)) == code
+        headers, body = form(model=b"m1")
+        body = body.replace(b'name="file"', b'name="files"')
+        answer = await gateway.ask(
+            http_request("POST", "/v1/audio/transcriptions", headers=headers, body=body)
+        )
+        assert (error_code(answer), answer.error()["param"]) == ("missing_field", "file")
         assert engine.statistics().requests == 0
 
 

@@ -30,6 +30,7 @@ _DISPOSITION = re.compile(rb"form-data((?:" + _PARAMETER + rb")++)[ \t]*+", re.I
 _FIELD: Final = rb"\r\n(" + _TOKEN + rb"):[ \t]*+([^\x00-\x08\x0a-\x1f\x7f]*+)"
 _FIELDS = re.compile(_FIELD)
 _HEAD = re.compile(rb"(?:" + _FIELD + rb")++")
+_ACTED: Final = ("file", "stream")  # beside the model: fields that must mean the same to everybody
 _PLAIN_CODINGS: Final = (b"7bit", b"8bit", b"binary")
 
 
@@ -45,11 +46,11 @@ class _Part(NamedTuple):
 def read_form(body: bytes, content_type: bytes) -> tuple[Form, str, dict[str, bytes]]:
     """Read a form.
 
-    Answers it, the model's name, and its other fields by name; values over 512
-    bytes, files among them, are left out and stand as ``b""``.
+    Answers it, the model's name, and its other fields by name. Values over 512 bytes, files
+    among them, and those of a field that is told more than once stand as ``b""``.
 
     Raises:
-        Refused: malformed, or without exactly one ``model``.
+        Refused: malformed, without exactly one ``model`` and ``file``, or with several ``stream``.
     """
     parts = list(_parts(body, b"--" + _boundary(content_type)))
     models = [part for part in parts if part.name == "model"]
@@ -64,8 +65,14 @@ def read_form(body: bytes, content_type: bytes) -> tuple[Form, str, dict[str, by
         raise Refused(Problem.of("invalid_value", "'model' is not UTF-8", param="model")) from None
     fields: dict[str, bytes] = {}
     for part in parts:
+        # Of several values one reader takes the first, another the last.
+        again = part.name in fields
+        if again and part.name in _ACTED:
+            raise Refused(Problem.of("invalid_value", f"'{part.name}' stands twice", param=part.name))
         short = part.end - part.start <= MAX_NAME_BYTES
-        fields.setdefault(part.name, body[part.start : part.end] if short else b"")
+        fields[part.name] = body[part.start : part.end] if short and not again else b""
+    if "file" not in fields:
+        raise Refused(Problem.of("missing_field", "'file' is missing", param="file"))
     return Form(body, content_type, (start, end)), model, fields
 
 
