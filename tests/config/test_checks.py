@@ -279,7 +279,8 @@ def test_what_contradicts_is_told_at_the_value_that_was_written(text: str, compl
         "[internal]\nallowed_networks = ['0.0.0.0/0']",
         "[probes]\ninterval = 1\ntimeout = 5",
         "[[models]]\nid = 'a'\nfallbacks = ['b', 'c']\n[[models]]\nid = 'b'\nfallbacks = ['d']\n"
-        "[[models]]\nid = 'c'\nfallbacks = ['d']\n[[models]]\nid = 'd'",
+        "[[models]]\nid = 'c'\nfallbacks = ['d']\n[[models]]\nid = 'd'\n"
+        "[[models]]\nid = 'e'\nfallbacks = ['a']",
         WORKER + MODEL + 'workers = ["gpu-0"]',
         WORKER + MODEL + 'aliases = ["gpu-0", "acme"]\n' + TENANT + 'models = ["m"]',
         MODEL + 'upstream = "a"\naliases = ["b"]\n' + MODEL.replace('"m"', '"a"'),

@@ -15,6 +15,8 @@ from trio_gateway.config import (
     CANCEL_GRACE,
     NOT_YET,
     Bind,
+    FleetSettings,
+    InternalSettings,
     KeySettings,
     ModelSettings,
     Settings,
@@ -268,6 +270,12 @@ def test_a_model_finds_its_workers_in_the_order_of_the_file() -> None:
     assert served("b", "a") == ["a", "b"]
     assert served("fast") == ["a", "c"]
     assert served("big", "b") == ["b", "c"]
+
+
+def test_sections_can_be_built_by_hand_from_the_values_that_they_hold() -> None:
+    networks = (IPv4Network("10.0.0.0/8"), IPv6Network("fd00::/8"))
+    assert InternalSettings(allowed_networks=networks).allowed_networks == networks
+    assert FleetSettings(share=Fraction(1, 3)).share == Fraction(1, 3)
 
 
 def test_settings_never_change() -> None:

@@ -312,7 +312,7 @@ def test_zero_switches_heartbeats_probes_queue_grace_and_delay_off() -> None:
     settings = parse_settings(
         "[stream]\nheartbeat_after = 0\n[admission]\nmax_queued = 0\nmax_queued_bytes = 0\n"
         "[shutdown]\nreadiness_delay = 0\ngrace = 0\n[retry]\nbudget_ratio = 0\n"
-        "[probes]\ntimeout = 0\n"
+        "[probes]\ninterval = 0\n"
     )
     assert settings.stream.heartbeat_after == 0
     assert (settings.admission.max_queued, settings.admission.max_queued_bytes) == (0, 0)
