@@ -47,8 +47,9 @@ def test_without_a_command_it_says_what_there_is() -> None:
         assert name in out + err
 
 
-def test_it_tells_its_version() -> None:
-    assert run("version") == (0, f"{__version__}\n", "")
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_it_tells_its_version(word: str) -> None:
+    assert run(word) == (0, f"{__version__}\n", "")
 
 
 def test_a_good_configuration_is_explained(tmp_path: Path) -> None:
@@ -76,14 +77,33 @@ def test_values_can_be_laid_over_the_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert (code, err) == (0, "")
 
 
+@pytest.mark.parametrize("named", [(), ("--config",), ("-c",)])
 @pytest.mark.parametrize("command", ["serve", "check-config"])
-def test_a_file_that_is_not_there_is_told_and_not_a_traceback(command: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_told_and_not_a_traceback(
+    command: str, named: tuple[str, ...], tmp_path: Path
+) -> None:
     missing = str(tmp_path / "nothing.toml")
-    code, out, err = run(*((command, "--config", missing) if command == "serve" else (command, missing)))
+    code, out, err = run(command, *named, missing)
     assert code == (2 if command == "serve" else 1)
     assert out == ""
     assert "nothing.toml" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config"])
+def test_without_a_name_the_file_is_the_usual_one(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "trio-gateway.toml" in run(command)[2]
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config"])
+def test_a_file_is_named_in_one_way(command: str, tmp_path: Path) -> None:
+    file = write(tmp_path, GOOD)
+    code, out, err = run(command, file, "--config", file)
+    assert (code, out) == (2, "")
+    assert "twice" in err
 
 
 def test_serving_with_a_bad_configuration_ends_with_status_2(tmp_path: Path) -> None:

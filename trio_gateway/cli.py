@@ -33,22 +33,41 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+DEFAULT_FILE = Path("trio-gateway.toml")
 ConfigFile = Annotated[
-    Path, typer.Option("--config", "-c", help="The configuration file (TOML).", show_default=True)
+    Path | None,
+    typer.Argument(metavar="FILE", help="The configuration file (TOML).", show_default=str(DEFAULT_FILE)),
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The same, by name.", show_default=False)
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value, laid over file and environment.")
 ]
-DEFAULT_FILE = Path("trio-gateway.toml")
 CANNOT_START = 1
 USAGE_ERROR = 2
 SUPERSEDED = 3
 
 
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Take the options that need no command."""
+
+
 @app.command()
-def serve(config: ConfigFile = DEFAULT_FILE, overrides: Overrides = None) -> None:
+def serve(file: ConfigFile = None, config: ConfigOption = None, overrides: Overrides = None) -> None:
     """Serve clients until SIGTERM or SIGINT."""
-    settings = _load(config, overrides)
+    settings = _load(_choose(file, config), overrides)
     log = Log(sys.stdout, settings.log.format, settings.log.level)
     try:
         trio.run(_serve, settings, log)
@@ -130,13 +149,11 @@ def worker(
 
 
 @app.command("check-config")
-def check_config(
-    file: Annotated[Path, typer.Argument(help="The configuration file (TOML).")] = DEFAULT_FILE,
-    overrides: Overrides = None,
-) -> None:
+def check_config(file: ConfigFile = None, config: ConfigOption = None, overrides: Overrides = None) -> None:
     """Explain every problem of a configuration at once, or what it amounts to."""
+    chosen = _choose(file, config)
     try:
-        typer.echo(explain(file, os.environ, overrides or ()))
+        typer.echo(explain(chosen, os.environ, overrides or ()))
     except ConfigurationError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
@@ -219,6 +236,13 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def main() -> None:
     """Run the command line."""
     app()
+
+
+def _choose(file: Path | None, config: Path | None) -> Path:
+    """Answer the file that was named in either way."""
+    if file is not None and config is not None:
+        raise typer.BadParameter("the configuration file is named twice", param_hint="--config")
+    return file or config or DEFAULT_FILE
 
 
 def _load(config: Path, overrides: list[str] | None) -> Settings:

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.docs.pages import page, section, table, words
-from trio_gateway.cli import app
+from trio_gateway.cli import DEFAULT_FILE, app
 
 PAGE = "reference/commands.md"
 
@@ -47,13 +47,13 @@ def test_every_argument_and_option_is_described_with_its_default(name: str) -> N
     parameters = {names_of(parameter): parameter for parameter in COMMANDS[name].params}
     assert described.keys() == parameters.keys()
     for shown, parameter in parameters.items():
-        if isinstance(parameter.default, Path):
-            assert f"[`{parameter.default}`]" in described[shown]
+        if parameter.name == "file":
+            assert f"[`{DEFAULT_FILE}`]" in described[shown]
 
 
-def test_completion_is_described() -> None:
+def test_options_without_a_command_are_described() -> None:
     options = {option for parameter in GROUP.params for option in parameter.opts}
-    assert set(words(section(PAGE, "Shell completion"))) == options
+    assert set(words(section(PAGE, "Without a command"))) == options
 
 
 @pytest.mark.parametrize(
