@@ -527,6 +527,17 @@ def test_a_request_dies_when_it_has_had_so_many_tokens(kind: Any, after: Any, to
     assert dies.silent_at_first == (after == "headers")
 
 
+def test_a_request_can_die_when_one_of_its_choices_has_ended() -> None:
+    one = story(Limits())
+    whole = one.submit(ask(2, None, n=2))
+    one.play()
+    lengths = sorted(sequence.generated for sequence in whole.sequences)
+    assert lengths[0] < lengths[1]
+    dies = one.submit(ask(2, None, Fault("die", after=2 * lengths[0] + 1), n=2))
+    one.play()
+    assert (dies.generated, dies.outcome, one.core.tally["stop"]) == (2 * lengths[0] + 1, "failed", 3)
+
+
 def test_a_malformed_line_comes_between_tokens_and_ends_nothing() -> None:
     one = story()
     odd = one.submit(ask(2, 4, Fault("malformed", after=2)))

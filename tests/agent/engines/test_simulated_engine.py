@@ -125,7 +125,7 @@ async def test_thinking_and_tool_calls_have_places_of_their_own(autojump_clock: 
             },
         }
     ]
-    asked = {"tools": tools, "tool_choice": "required"}
+    asked: dict[str, Any] = {"tools": tools, "tool_choice": "required"}
     async with running() as engine:
         thought = await read(await engine.open(work(simulate="tokens=6 reasoning=2")))
         called = await read(await engine.open(work(**asked)))

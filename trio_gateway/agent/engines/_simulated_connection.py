@@ -38,9 +38,19 @@ class EngineConnection:
         self._heads = HeadBuffer(MAX_HEAD)
         self._unsent = bytearray()
         self._more = trio.lowlevel.ParkingLot()
+        self._sent = trio.lowlevel.ParkingLot()
         self.broken = False
 
     # -- reading
+
+    async def wait_spoken(self) -> bool:
+        """Wait until a request has begun to come; False if the caller left instead."""
+        try:
+            if not len(self._heads):
+                self._heads.feed(await self._receive())
+        except PeerLeft:
+            return False
+        return True
 
     async def next_request(self) -> tuple[RequestHead, bytes]:
         """Read a request with its body.
@@ -121,7 +131,7 @@ class EngineConnection:
             return len(data)
 
     async def flush(self) -> None:
-        """Send what was kept, until all is sent or a write fails."""
+        """Send what was kept, until all is sent or a write fails. Of one task at a time."""
         while self._unsent and not self.broken:
             try:
                 await trio.lowlevel.wait_writable(self._stream.socket)
@@ -136,8 +146,14 @@ class EngineConnection:
         """Send whatever is kept, until cancelled."""
         while True:
             await self.flush()
-            if not self._unsent or self.broken:
-                await self._more.park()
+            self._sent.unpark_all()
+            await self._more.park()
+
+    async def wait_sent(self) -> None:
+        """Wait until another task's `keep_flushing` has sent everything, or a write has failed."""
+        await trio.lowlevel.checkpoint()
+        while self._unsent and not self.broken:
+            await self._sent.park()
 
     def abort(self) -> None:
         """Close at once, without a proper end of what was written. Idempotent."""

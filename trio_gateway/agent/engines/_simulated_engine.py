@@ -108,9 +108,7 @@ class SimulatedEngine:
         # One look at the clock: what is due at one moment happens at one moment.
         now = trio.current_time()
         for output in core.advance(now, self._rng):
-            sink = self._sinks.get(output.generation)
-            if sink is not None:
-                sink.output(output)
+            self._sinks[output.generation].output(output)
         for generation in core.take_released():
             self._sinks.pop(generation).let_go()
 

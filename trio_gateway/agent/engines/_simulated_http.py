@@ -81,11 +81,12 @@ class SimulatedServer:
         try:
             keep = True
             while keep:
-                head = body = None
+                spoken = False
                 with trio.move_on_after(KEEP_ALIVE):
-                    head, body = await connection.next_request()
-                if head is None or body is None:
+                    spoken = await connection.wait_spoken()
+                if not spoken:
                     return
+                head, body = await connection.next_request()
                 keep = await self._answer(connection, head, body) and head.keep_alive
         except PeerLeft:
             pass  # between two answers, or in front of the first
@@ -143,7 +144,7 @@ class SimulatedServer:
             nursery.start_soon(self._watch, connection, reply, ask, nursery.cancel_scope)
             nursery.start_soon(connection.keep_flushing)
             await reply.over.wait()
-            await connection.flush()
+            await connection.wait_sent()
             nursery.cancel_scope.cancel()
         return not connection.broken
 
