@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +26,7 @@ from ..wire import (
 READ_SIZE: Final = 64 * KiB
 MAX_HEAD: Final = 64 * KiB
 MAX_HEADERS: Final = 100
+_RESET: Final = struct.pack("ii", 1, 0)  # linger for no time: closing sends a reset
 _JSON: Final = "application/json"
 _NDJSON: Final = "application/x-ndjson"
 
@@ -170,7 +173,10 @@ class Connection:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise Gone from None
 
-    def close(self) -> None:
-        """Close at once. Idempotent, never waits."""
+    def close(self, *, reset: bool = False) -> None:
+        """Close at once; with ``reset`` what was not sent is thrown away. Idempotent, never waits."""
         self.reusable = False
-        self._stream.socket.close()
+        sock = self._stream.socket
+        if reset and sock.fileno() >= 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        sock.close()

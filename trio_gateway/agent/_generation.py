@@ -313,4 +313,4 @@ class Generation:
             self._put_now(STALLED)
         self._channel.close()
         await trio.sleep(LAST_WORD)
-        self._connection.close()
+        self._connection.close(reset=True)  # a FIN would wait behind what nobody takes

@@ -1,6 +1,8 @@
 """Engines that an agent can stand beside; see `trio_gateway.agent._engine` for the port."""
 
 from ._choose import ENGINES, EngineOptions, make_engine, names, read_secret
+from ._llamacpp import LlamaCppEngine
+from ._openai import OpenAIEngine
 from ._simulated_engine import SimulatedEngine, Sink
 from ._simulated_faults import Fault, PlannedFault
 from ._simulated_generation import Generation, Limits, Output, Refusal, Speed
@@ -13,6 +15,8 @@ __all__ = [
     "Fault",
     "Generation",
     "Limits",
+    "LlamaCppEngine",
+    "OpenAIEngine",
     "Output",
     "PlannedFault",
     "Refusal",
