@@ -25,7 +25,7 @@ from trio_gateway.demo._ending import Cause, DemoError, Ending
 from trio_gateway.demo._fetch import fetch
 from trio_gateway.demo._processes import USUAL_PORT, _start, choose_ports, gateway_command, gateway_config
 from trio_gateway.demo._question import ask
-from trio_gateway.testing import chat_stream, error_answer, missing_parts, open_engine
+from trio_gateway.testing import WaitFor, chat_stream, error_answer, missing_parts, open_engine
 
 needs_engine = pytest.mark.skipif(missing_parts() is not None, reason=str(missing_parts()))
 DEMO: Final = (gateway_command(Path())[:-3], "demo")
@@ -101,6 +101,57 @@ async def test_a_child_ends_with_the_nursery_that_owns_it(tmp_path: Path) -> Non
         nursery.cancel_scope.cancel()
     assert process.returncode == -signal.SIGTERM
     assert ending.cause is None
+
+
+async def test_the_engine_is_ended_after_the_gateway(tmp_path: Path) -> None:
+    """Else whoever still streams is told that the engine failed."""
+    ending = Ending()
+    told = tmp_path / "told"
+    script = """
+import signal, sys, time
+def end(*_):
+    time.sleep(float(sys.argv[3]))
+    print(sys.argv[2], file=open(sys.argv[1], "a"))
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+print(flush=True)
+while True:
+    signal.pause()
+"""
+    log = tmp_path / "log"
+    async with trio.open_nursery() as nursery:
+
+        async def start(name: str, seconds: str, *, last: bool) -> trio.Process:
+            command = [sys.executable, "-c", script, str(told), name, seconds]
+            process = await _start(nursery, name, command, log, ending, piped=True, last=last)
+            assert process.stdout is not None
+            await process.stdout.receive_some(1)
+            return process
+
+        await start("engine", "0", last=True)
+        ending.before_engine.append(await start("gateway", "0.3", last=False))
+        nursery.cancel_scope.cancel()
+    assert told.read_text().split() == ["gateway", "engine"]
+
+
+async def test_nothing_is_shown_of_a_question_that_was_given_up() -> None:
+    shown: list[str] = []
+    go = trio.Event()
+    stream = chat_stream("Because", " of", " air.")
+    async with open_engine((*stream[:3], WaitFor(go), *stream[3:])) as engine:
+        with trio.CancelScope() as scope:
+
+            def show(text: str) -> None:
+                shown.append(text)
+                if text == "Because":
+                    trio.from_thread.run_sync(scope.cancel)
+
+            await ask(engine.url, show)
+        assert scope.cancelled_caught
+        go.set()
+        with trio.fail_after(10):
+            await engine.wait_disconnected()  # the thread has hung up
+    assert "".join(shown) == "Because"
 
 
 async def test_the_sdk_shows_the_answer_token_by_token() -> None:
@@ -214,6 +265,27 @@ def test_a_signal_ends_it_and_its_children_at_any_moment(number: int, moment: st
     assert process.returncode == status, output
     assert children
     assert not [child for child in children if is_alive(child)]
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@needs_engine
+def test_whoever_streams_when_it_ends_is_not_told_that_the_engine_failed() -> None:
+    with running_demo() as process:
+        output = read_until(process, "Ctrl-C")
+        line = next(line for line in output.splitlines() if line.startswith("curl -N"))
+        _, _, url, _, header, _, data = shlex.split(line)
+        body = json.dumps({**json.loads(data), "max_tokens": 1500})
+        request = urllib.request.Request(url, body.encode())
+        request.add_header(*header.split(": "))
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            answer.read(300)
+            process.send_signal(signal.SIGINT)
+            rest = answer.read().decode()
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "upstream_failed" not in rest
+    assert rest.endswith("data: [DONE]\n\n") or "gateway_shutdown" in rest
 
 
 @pytest.mark.engine

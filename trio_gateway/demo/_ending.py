@@ -32,9 +32,14 @@ class Cause:
 
 
 class Ending:
-    """Cancels everything for the first cause that is reported; later ones are ignored."""
+    """Cancels everything for the first cause that is reported; later ones are ignored.
+
+    Attributes:
+        before_engine: processes that have to end before the engine is ended.
+    """
 
     def __init__(self) -> None:
+        self.before_engine: list[trio.Process] = []
         self.scope = trio.CancelScope()
         self.cause: Cause | None = None
         self.answered = False

@@ -1,8 +1,9 @@
 """The engine and the gateway as child processes of the demo.
 
 The demo's nursery owns both: cancelling it sends each child SIGTERM, and SIGKILL
-five seconds later if it is still there. A child that ends by itself ends the demo,
-with the last lines of its log.
+five seconds later if it is still there; the engine's turn comes when the gateway
+has ended, so that nobody is told that the engine failed. A child that ends by
+itself ends the demo, with the last lines of its log.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ USUAL_ADMIN_PORT: Final = 9090
 ENGINE_STARTS_WITHIN: Final = 120.0  # seconds; one is usual, a cold disk takes longer
 GATEWAY_STARTS_WITHIN: Final = 30.0
 READY_POLL_SECONDS: Final = 0.05
+ENDS_WITHIN: Final = 5.0  # seconds from SIGTERM to SIGKILL
 
 
 async def start_engine(nursery: trio.Nursery, ending: Ending, log: Path) -> str:
@@ -43,7 +45,7 @@ async def start_engine(nursery: trio.Nursery, ending: Ending, log: Path) -> str:
         DemoError: it does not start; its end, if it ended, is reported to `ending` too.
     """
     command = engine_command(slots=SLOTS, context=CONTEXT_TOKENS)
-    process = await _start(nursery, "the engine", command, log, ending, piped=True)
+    process = await _start(nursery, "the engine", command, log, ending, piped=True, last=True)
     with trio.move_on_after(ENGINE_STARTS_WITHIN):
         return await _read_address(process)
     raise DemoError(f"the engine did not load its model within {ENGINE_STARTS_WITHIN:.0f} seconds")
@@ -97,7 +99,8 @@ grace = 1
 
 async def start_gateway(nursery: trio.Nursery, ending: Ending, config: Path, log: Path) -> None:
     """Start the gateway; it need not be ready yet when this returns."""
-    await _start(nursery, "the gateway", gateway_command(config), log, ending, piped=False)
+    process = await _start(nursery, "the gateway", gateway_command(config), log, ending, piped=False)
+    ending.before_engine.append(process)
 
 
 async def wait_ready(url: str) -> None:
@@ -132,9 +135,20 @@ def _take_port(sock: socket.socket, wanted: int) -> int:
 
 
 async def _start(
-    nursery: trio.Nursery, name: str, command: Sequence[str], log: Path, ending: Ending, *, piped: bool
+    nursery: trio.Nursery,
+    name: str,
+    command: Sequence[str],
+    log: Path,
+    ending: Ending,
+    *,
+    piped: bool,
+    last: bool = False,
 ) -> trio.Process:
-    """Start a child that lives as long as the nursery; its end before that ends the demo."""
+    """Start a child that lives as long as the nursery; its end before that ends the demo.
+
+    Args:
+        last: it is ended when all of `Ending.before_engine` have.
+    """
     async with await trio.open_file(log, "wb") as sink:
         process: trio.Process = await nursery.start(
             partial(
@@ -145,10 +159,22 @@ async def _start(
                 stderr=sink.fileno(),
                 check=False,
                 start_new_session=True,  # Ctrl-C at the terminal is for the demo alone
+                deliver_cancel=partial(_end, before=ending.before_engine if last else ()),
             )
         )
     nursery.start_soon(_watch, name, process, log, ending)
     return process
+
+
+async def _end(process: trio.Process, before: Sequence[trio.Process]) -> None:
+    """End a child. Trio calls this under a shield of its own, and cancels it when the child has ended."""
+    with trio.move_on_after(2 * ENDS_WITHIN):
+        for other in before:
+            await other.wait()
+    with suppress(OSError):  # it is gone
+        process.terminate()
+        await trio.sleep(ENDS_WITHIN)
+        process.kill()
 
 
 async def _watch(name: str, process: trio.Process, log: Path, ending: Ending) -> None:

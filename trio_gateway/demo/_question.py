@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -24,17 +25,27 @@ async def ask(url: str, show: Callable[[str], None]) -> str:
     """Ask one question, show the answer token by token, and answer the request's id.
 
     The SDK's synchronous client runs in a thread, where `show` is called too: its
-    asynchronous one leaves generators unfinished, which Trio complains about.
+    asynchronous one leaves generators unfinished, which Trio complains about. When
+    this is cancelled nothing more is shown, and the thread hangs up at the next token.
 
     Raises:
         DemoError: the gateway refused, or the answer was cut.
     """
+    over = threading.Event()
+
+    def show_until_over(text: str) -> None:
+        if over.is_set():
+            raise DemoError("nobody waits for the answer")
+        show(text)
+
     try:
-        return await trio.to_thread.run_sync(_converse, url, show, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(_converse, url, show_until_over, abandon_on_cancel=True)
     except (
         Exception
     ) as exc:  # a cut stream raises what the HTTP library under the SDK raises, whichever it is
         raise DemoError(f"no whole answer: {exc}") from exc
+    finally:
+        over.set()
 
 
 def _converse(url: str, show: Callable[[str], None]) -> str:
