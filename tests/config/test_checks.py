@@ -319,6 +319,17 @@ def test_many_fallbacks_are_judged_at_once() -> None:
     assert complaint.startswith(f"t.toml:{3 * count + 3}: models.m{count}.fallbacks[0]: leads back to where")
 
 
+def test_fallbacks_that_part_and_meet_again_are_walked_once() -> None:
+    """Sixty forks one after the other have more ways through them than anybody could walk."""
+    forks = [
+        f"[[models]]\nid = 'm{at}'\nfallbacks = ['l{at}', 'r{at}']\n"
+        f"[[models]]\nid = 'l{at}'\nfallbacks = ['m{at + 1}']\n"
+        f"[[models]]\nid = 'r{at}'\nfallbacks = ['m{at + 1}']\n"
+        for at in range(60)
+    ]
+    parse_settings("".join(forks) + "[[models]]\nid = 'm60'\n[[models]]\nid = 'x'\nfallbacks = ['m0']\n")
+
+
 def test_a_value_that_did_not_pass_contradicts_nothing() -> None:
     assert complaints("[deadlines]\ndefault = 'x'\nmaximum = 10") == [
         't.toml:2: deadlines.default: write a number and a unit, such as "1.5 s"'
