@@ -13,8 +13,12 @@ import hashlib
 import http.client
 import json
 import os
+import secrets
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +26,7 @@ from urllib.parse import quote
 
 from adapter import (  # type: ignore[import-not-found]  # the runner's, see above
     KEYS,
+    CannotStart,
     Endpoints,
     ProcessAdapter,
     base_url,
@@ -55,7 +60,14 @@ SETTINGS: Final = (
     ("idle_conn_timeout_ms", "limits", "head_timeout", 0.001),
     ("idle_conn_timeout_ms", "limits", "keep_alive", 0.001),
     ("drain_timeout_ms", "shutdown", "grace", 0.001),
+    ("breaker_threshold", "breaker", "consecutive_faults", 1),
+    ("breaker_open_ms", "breaker", "cooldown", 0.001),
+    ("health_interval_ms", "probes", "interval", 0.001),
+    ("health_timeout_ms", "probes", "timeout", 0.001),
+    ("health_fail_k", "probes", "failures", 1),
 )
+KINDS: Final = {"ndjson-worker": "agent"}
+AGENT_PATIENCE: Final = 20.0  # seconds until a worker that was started is listed
 FIRST_TOKEN_KEYS: Final = ("first_byte_timeout_ms", "first_token_timeout_ms")  # one limit here
 
 # The runner's names of what we call otherwise.
@@ -84,7 +96,9 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
             "cors_origins",
             "max_in_flight",
             "models",
+            "pool_size",
             "retries",
+            "routing",
             "upstream_base",
             "upstream_host",
             "upstream_key",
@@ -93,10 +107,15 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
             "upstreams",
         }
     )
-    dialects = frozenset({"openai", "ollama"})
-    features = frozenset({"auth", "client_timeout", "ipv6", "models", "signal", "tenants", "tls", "unix"})
+    dialects = frozenset({"openai", "ollama", "ndjson-worker"})
+    features = frozenset({"admin", "auth", "client_timeout", "ipv6", "models", "signal", "tenants", "tls", "unix"})
     paths: Final = {"/health": "/livez", "/healthz": "/livez"}
     headers: Final = {"x-request-timeout-ms": "x-gateway-timeout-ms"}
+
+    def __init__(self, workdir: str) -> None:
+        super().__init__(workdir)
+        self.agents: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        self.told: set[tuple[str, int]] = set()  # those that were asked to end
 
     def start(self, config: dict[str, Any], upstreams: dict[str, str]) -> Any:
         """Start a gateway with this configuration and answer where it listens."""
@@ -117,6 +136,46 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
             return {}
         return translate(json.loads(body)) if status == 200 else {}
 
+    # -- workers at run time
+
+    def register(self, url: str, models: list[str], ttl_ms: int | None = None) -> None:
+        """Start an agent in front of a worker, and return when the gateway lists it."""
+        del ttl_ms  # the gateway's setting; an agent that lives sends heartbeats
+        self.deregister(url)
+        command = [*_command(), "worker", "--engine", "openai", "--upstream", url, "--slots", str(SLOTS_FOR_ALL)]
+        command += ["--gateway", f"http://127.0.0.1:{self.internal_port}", "--bind", "127.0.0.1:0"]
+        command += ["--join-token-file", str(self.join_token), "--id", f"agent-{len(self.agents)}"]
+        for model in models:
+            command += ["--model", model]
+        agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.agents[url, len(self.agents)] = agent
+        self._wait_until_listed(f"agent-{len(self.agents) - 1}")
+
+    def deregister(self, url: str) -> None:
+        """Ask the agent in front of a worker to end; what streams there may finish."""
+        for key, agent in self.agents.items():
+            if key[0] == url and key not in self.told:  # a second signal would hurry it
+                self.told.add(key)
+                agent.send_signal(signal.SIGTERM)
+
+    def stop(self) -> None:
+        """End the gateway, and the agents that are left."""
+        for agent in self.agents.values():
+            if agent.poll() is None:
+                agent.kill()
+            agent.wait()
+        super().stop()
+
+    def _wait_until_listed(self, name: str) -> None:
+        until = time.monotonic() + AGENT_PATIENCE
+        while time.monotonic() < until:
+            status, body = http_get("127.0.0.1", self.admin_port, ADMIN_STATISTICS)
+            workers = json.loads(body)["workers"] if status == 200 else []
+            if any(worker["id"] == name and worker["ready"] for worker in workers):
+                return
+            time.sleep(0.02)
+        raise CannotStart(f"the worker {name} was not listed within {AGENT_PATIENCE} s")
+
     # -- configuration
 
     def _toml(self, config: dict[str, Any], upstreams: dict[str, str]) -> str:
@@ -125,6 +184,13 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
         if "cors_origins" in config:
             sections["server"]["cors_origins"] = config["cors_origins"]
         sections["admin"] = {"bind": [f"127.0.0.1:{self.admin_port}"]}
+        if not upstream_names(config):
+            self.internal_port = free_port()
+            self.join_token = self._key_file(secrets.token_hex(16))
+            sections["internal"] = {
+                "bind": [f"127.0.0.1:{self.internal_port}"],
+                "join_token_file": self.join_token,
+            }
         lines = []
         for name, values in sections.items():
             lines += [f"[{name}]", *_members(values), ""]
@@ -142,9 +208,11 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
             worker = {
                 "id": name,
                 "url": _worker_url(config, upstreams[name]),
-                "kind": config.get("dialect", "openai"),
-                "slots": config.get("max_in_flight", SLOTS_FOR_ALL),
+                "kind": KINDS.get(config.get("dialect"), config.get("dialect", "openai")),
+                "slots": config.get("max_in_flight", config.get("pool_size", SLOTS_FOR_ALL)),
             }
+            if worker["kind"] == "agent":
+                worker["api_key_file"] = self._key_file(secrets.token_hex(16))
             if "upstream_key" in config:
                 worker["api_key_file"] = self._key_file(config["upstream_key"])
             yield worker
@@ -169,6 +237,7 @@ def translate(statistics: Mapping[str, Any]) -> dict[str, Any]:
         "attempts": {worker["id"]: worker["attempts"] for worker in workers},
         "client_outcomes": dict.fromkeys(OUTCOMES.values(), 0),
         "usage_records": sum(outcomes.values()),
+        "breaker": {worker["id"]: _breaker(worker) for worker in workers},
         "never_negative": (conservation["ok"], "; ".join(conservation["errors"]) or "all equations hold"),
     }
     for outcome, count in outcomes.items():
@@ -176,6 +245,14 @@ def translate(statistics: Mapping[str, Any]) -> dict[str, Any]:
     if statistics["recent"]:
         state["usage_last"] = _usage(statistics["recent"][-1])
     return state
+
+
+def _breaker(worker: Mapping[str, Any]) -> str:
+    """Say the state of a worker's breakers in one word: that of the one that lets least through."""
+    states = set(worker["breakers"].values())
+    if states & {"open", "probing", "forced"}:
+        return "open"
+    return "half-open" if states & {"half_open", "trying"} else "closed"
 
 
 def _usage(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,6 +285,10 @@ def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
         # Cases share a gateway and follow each other within milliseconds: a worker that had no
         # room in one must be asked again in the next. Storms have a gateway of their own.
         retry["backoff"] = 0.01
+    # For the same reason faults of one case must not spare its worker in the next.
+    if "breaker_threshold" not in config:
+        sections.setdefault("breaker", {}).update(consecutive_faults=10_000, window=0.001)
+    sections.setdefault("probes", {}).setdefault("interval", 0.2)
     if "grace" in sections["shutdown"]:
         sections["shutdown"]["hard_limit"] = sections["shutdown"]["grace"] + SHUTDOWN_MARGIN
     return sections
