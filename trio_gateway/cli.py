@@ -15,6 +15,7 @@ from . import __version__
 from .agent import Agent, AgentSettings, HowEnded
 from .agent.engines import (
     ENGINES,
+    EngineEnded,
     EngineOptions,
     SimulatedSettings,
     make_engine,
@@ -138,7 +139,7 @@ def worker(
     log = Log(sys.stdout)
     try:
         ended = trio.run(Agent(settings, behind, log.write).run_until_signalled)
-    except* OSError as group:
+    except* (OSError, EngineEnded) as group:
         for error in _leaves(group):
             typer.echo(f"trio-gateway: {error}", err=True)
         raise typer.Exit(CANNOT_START) from None

@@ -19,7 +19,7 @@ from ..units import KiB
 from ..wire import EngineKind, Registration, WorkerReport, WorkerState
 from ._engine import AgentEngine
 from ._generation import Generations
-from ._register import Registrar, Superseded
+from ._register import LOOK_EVERY, Registrar, Superseded
 from ._releases import Releases
 from ._server import AgentServer, Credentials
 from ._settings import AgentSettings
@@ -60,7 +60,6 @@ class Agent:
         self._incarnation = time.time_ns() // 1000
         self._seq = 0
         self._ending: WorkerState | None = None
-        self._was_ready = False
         self._hurry = trio.Event()
         self._drain = trio.Event()
         self._superseded = False
@@ -156,6 +155,7 @@ class Agent:
                     nursery.start_soon(self._accept, listener, server, nursery)
                 self.address = _address_of(listeners[0])
                 self._say("info", "listening", address=self.address, worker=self._settings.worker_id)
+                nursery.start_soon(self._tell_of_engine)
                 task_status.started()
                 async with trio.open_nursery() as registering:
                     for registrar in registrars:
@@ -243,6 +243,19 @@ class Agent:
     def _tell_of_gateway(self, gateway: str, event: str, detail: str) -> None:
         level = "info" if event == "registered" else "warning"
         self._say(level, event, gateway=gateway, detail=detail)
+
+    async def _tell_of_engine(self) -> None:
+        """Log when the engine begins and ceases to take work."""
+        ready = False
+        while True:
+            status = self._engine.status()
+            if status.ready is not ready:
+                ready = status.ready
+                event = "engine_ready" if ready else "engine_not_ready"
+                self._say(
+                    "info" if ready else "warning", event, engine=self._engine.kind, models=status.models
+                )
+            await trio.sleep(LOOK_EVERY)
 
     def _report_bug(self, exc: BaseException) -> None:
         self._say("error", "bug", error=type(exc).__name__, detail=repr(exc)[:500])
