@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -147,6 +147,7 @@ class Account(RuleBasedStateMachine):
 
 
 TestAccount = Account.TestCase
+TestAccount.settings = settings(max_examples=50)
 
 
 @given(

@@ -345,20 +345,20 @@ async def test_two_engines_of_one_seed_say_the_same_and_of_another_not(autojump_
     assert said[0] == said[1] != said[2]
 
 
-async def test_a_thousand_aborts_never_hold_more_than_the_slots_and_leave_nothing(
+async def test_many_aborts_never_hold_more_than_the_slots_and_leave_nothing(
     autojump_clock: MockClock,
 ) -> None:
     slow = PlannedFault(Fault("late_release", seconds=0.5), probability=0.3)
     lost = PlannedFault(Fault("lost_cancel"), probability=0.1)
     async with running(limits=Limits(slots=5), plan=[slow, lost]) as engine:
         async with trio.open_nursery() as nursery:
-            for number in range(1000):
+            for number in range(500):
                 nursery.start_soon(_abort, engine, number)
         core = engine.core
         assert core.high_water == 5
         assert max(step.running for step in core.steps) <= 5
-        assert sum(core.outcomes.values()) == len(core.entries) == 1000
-        assert core.outcomes["cancelled"] > 500
+        assert sum(core.outcomes.values()) == len(core.entries) == 500
+        assert core.outcomes["cancelled"] > 250
 
 
 async def _abort(engine: SimulatedEngine, number: int) -> None:

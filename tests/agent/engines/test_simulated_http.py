@@ -723,10 +723,15 @@ def test_a_process_that_can_not_start_says_why(arguments: list[str], status: int
     assert result.stderr.startswith("trio-gateway: ")
 
 
-@pytest.mark.parametrize("kind", ["vllm", "llamacpp"])
-async def test_a_signal_ends_the_serving_of_an_engine(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "bind", "url"),
+    [("vllm", "127.0.0.1:0", "http://127.0.0.1:"), ("llamacpp", "[::1]:0", "http://[::1]:")],
+)
+async def test_a_signal_ends_the_serving_of_an_engine(kind: str, bind: str, url: str) -> None:
+    if bind.startswith("[") and not has_ipv6():
+        pytest.skip("this machine has no IPv6")
     told: list[str] = []
-    settings = SimulatedSettings(kind=kind, load=0.05)
+    settings = SimulatedSettings(kind=kind, bind=bind, load=0.05)
     with trio.fail_after(LIMIT):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_simulated, settings, settings.engine(), told.append)
@@ -734,13 +739,7 @@ async def test_a_signal_ends_the_serving_of_an_engine(kind: str) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
     (line,) = map(json.loads, told)
     assert (line["event"], line["kind"]) == ("listening", kind)
-
-
-async def test_a_process_listens_on_ipv6_too() -> None:
-    if not has_ipv6():
-        pytest.skip("this machine has no IPv6")
-    async with process("--bind", "[::1]:0") as (_, url):
-        assert url.startswith("http://[::1]:")
+    assert line["url"].startswith(url)
 
 
 async def test_a_killed_process_cuts_its_streams() -> None:
@@ -765,11 +764,12 @@ async def test_a_signal_ends_the_process_at_once_and_well(how: signal.Signals) -
             assert (await client.read_to_end()).was_cut
 
 
-async def test_two_processes_of_one_seed_say_the_same() -> None:
-    said = []
-    for seed in ("5", "5", "6"):
-        async with process("--seed", seed, "--speed", "20") as (_, url), connect(url) as client:
-            await client.send(chat(max_tokens=20, ignore_eos=True))
-            with trio.fail_after(LIMIT):
-                said.append((await client.read_to_end()).chat().text)
-    assert said[0] == said[1] != said[2]
+async def test_a_process_says_what_an_engine_of_its_seed_says_anywhere() -> None:
+    request = chat(max_tokens=20, ignore_eos=True)
+    async with process("--seed", "5", "--speed", "20") as (_, url), connect(url) as client:
+        await client.send(request)
+        with trio.fail_after(LIMIT):
+            said = (await client.read_to_end()).chat().text
+    for seed, equal in ((5, True), (6, False)):
+        async with running(seed=seed) as served:
+            assert ((await served.ask(request)).chat().text == said) is equal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -74,6 +74,7 @@ class Blocks(RuleBasedStateMachine):
 
 
 TestBlocks = Blocks.TestCase
+TestBlocks.settings = settings(max_examples=50)
 
 
 @given(st.lists(st.integers(0, 3), max_size=20), st.integers(1, 5))
