@@ -88,6 +88,7 @@ def expect_scan_of(text: str, window: int) -> None:
 
 @given(json_objects())
 @example('{"a":"' + "x" * 70 + '\\ud83d\\ude00\\"é😀","b":[' + "1 , " * 30 + 'true],"c":null}')
+@example('{"a":1e0,"b":12345678065E+2,"c":1234567890.5,"d":-123456789e-1,"e":123456789012}')
 @example('{"\\u00e9\\n":[' + "-12,0.5," * 30 + '"x",{},[],null,{"a":[]}]' + " " * 40 + "}")
 @example(
     "{" + " " * 40 + '"a"' + " " * 40 + ":" + " " * 40 + "{" + " " * 40 + "}" + " " * 40 + "}" + " " * 40
@@ -326,6 +327,7 @@ def test_no_infinity_is_left_of_what_python_prints(value: dict[str, Any]) -> Non
         (b'{"logprob": -Infinity}', b'{"logprob": -9999.0}'),
         (b'[Infinity,NaN,"NaN",-Infinity]', b'[9999.0,null,"NaN",-9999.0]'),
         (b'{"a": "Infinity', b'{"a": "Infinity'),
+        (b"[-1Infinity,1NaN,NaN1,--Infinity,NaNNaN]", b"[-1Infinity,1NaN,NaN1,--Infinity,NaNNaN]"),
     ],
 )
 def test_an_infinity_is_written_as_a_number(printed: bytes, written: bytes) -> None:

@@ -25,6 +25,7 @@ MAX_DEPTH: Final = 100
 MAX_FIELDS: Final = 1000  # at the top: each of them is handled by itself, for every attempt
 WINDOW: Final = 64 * 1024  # bytes looked at in one step
 _MAX_DIGITS: Final = 4300  # of an integer: what Python's own reader takes, and so most engines
+_CUT: Final = 2  # bytes at a window's end that may belong to a number: the half of an exponent
 _MAYBE_HUGE: Final = 300  # digits; shorter ones are finite
 _NAMES_IN_A_SET: Final = 16 * 1024  # a larger set takes milliseconds to grow
 
@@ -261,7 +262,7 @@ class _Scan:
             self._members[-1].start = self._at
         end = self._at + self._window
         found = _value.match(self._body, self._at, end)
-        if found is None or found.end() == end:
+        if found is None or found.end() >= end - _CUT:
             self._skip_space()
             if self._body.startswith(b'"', self._at):
                 self._note_kind("")
@@ -288,7 +289,7 @@ class _Scan:
     def _check_number(self, found: re.Match[bytes]) -> Json:
         digits = found[_DIGITS]
         start, end = found.span(_DIGITS)
-        if end - start >= self._window:
+        if end - start >= self._window - _CUT:
             self._at = start
             self._fail("a number is too long")
         if digits.lstrip(b"-").isdigit():
