@@ -25,6 +25,7 @@ TARGETS: Final = {
     "relay": "fuzz.wire.relay",
     "named_relay": "fuzz.wire.named_relay",
     "ollama": "fuzz.wire.ollama",
+    "worker": "fuzz.wire.worker",
     "forms": "fuzz.wire.forms",
     "connection": "fuzz.edge.connection",
 }

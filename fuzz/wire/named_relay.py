@@ -11,7 +11,15 @@ from trio_gateway.wire._named_relay import GRAMMARS
 from trio_gateway.wire._sse import Event
 
 from ..target import Target, seed, split
-from .streams import origins, plainly_edited, read_leniently, read_strictly, relay_all, shape_of
+from .streams import (
+    origins,
+    plainly_edited,
+    read_as_most,
+    read_leniently,
+    read_strictly,
+    relay_all,
+    shape_of,
+)
 
 STYLES: Final = (Style.RESPONSES, Style.MESSAGES)
 
@@ -42,7 +50,10 @@ def _same(came: Event, sent: Event, holder: str, shape: StreamShape) -> bool:
         return True
     before, after = read_leniently(came.data), read_leniently(sent.data)
     if before is None or after is None:
-        return plainly_edited(came.data, shape) == plainly_edited(sent.data, shape)
+        if plainly_edited(came.data, shape) == plainly_edited(sent.data, shape):
+            return True
+        before = read_as_most(came.data)
+        return before is not None and _edited(before, holder, shape) == after
     return repr(_edited(before, holder, shape)) == repr(after)
 
 

@@ -123,9 +123,18 @@ def read_strictly(data: bytes) -> dict[str, Any] | None:
 
 def read_leniently(data: bytes) -> dict[str, Any] | None:
     """The same, with any bytes in its strings: relays do not look into what they need not read."""
+    return _read(data, _once)
+
+
+def read_as_most(data: bytes) -> dict[str, Any] | None:
+    """As `read_leniently`, and of a member that is named twice the last one counts, as for most readers."""
+    return _read(data, dict)
+
+
+def _read(data: bytes, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]]) -> dict[str, Any] | None:
     try:
         text = data.decode("utf-8", "surrogateescape")
-        value = json.loads(text, parse_constant=INFINITIES.__getitem__, object_pairs_hook=_once)
+        value = json.loads(text, parse_constant=INFINITIES.__getitem__, object_pairs_hook=pairs)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
