@@ -20,14 +20,17 @@ INFINITIES: Final = {"NaN": None, "Infinity": 9999.0, "-Infinity": -9999.0}
 class Relay(Protocol):
     """The surface that all relays share."""
 
-    committed: bool
     done: bool
     fault: EngineError | None
     aborted: bool
-    events: int
-    content_events: int
     progress: int
 
+    @property
+    def committed(self) -> bool: ...
+    @property
+    def events(self) -> int: ...
+    @property
+    def content_events(self) -> int: ...
     @property
     def all_finished(self) -> bool: ...
     @property

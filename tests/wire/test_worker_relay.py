@@ -175,6 +175,13 @@ def test_thinking_stands_alone_in_front_of_what_is_said_with_it() -> None:
     assert relay.content_events == 2
 
 
+def test_a_completion_that_says_something_else_has_text_all_the_same() -> None:
+    records = (says("", reasoning="hm"), line("tool_call", i=0, name="f"), STOP, END)
+    out, _ = relayed(lines(ACCEPTED, *records), operation=COMPLETIONS)
+    assert [c["text"] for c in choices(out)] == ["", "", ""]
+    assert choices(out)[0]["reasoning"] == "hm"
+
+
 def test_a_tool_call_comes_in_pieces() -> None:
     first = line("tool_call", i=0, index=0, id="call_1", name="f", arguments="")
     then = line("tool_call", i=0, index=0, arguments='{"x":1}')

@@ -331,6 +331,8 @@ class _ChunkSink:
             self._begun.add(choice)
             members = b",".join(filter(None, (role, said, _raw_members(raw.delta, _OWN_DELTA))))
             said = b'"delta":{' + members + b"}"
+        elif not said.startswith(b'"text":'):
+            said = b'"text":"",' + said  # a completion always has one
         parts = [self._head]
         if beside := _raw_members(raw.chunk, _OWN_CHUNK):
             parts += [b",", beside]
