@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import openai
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 from typer.testing import CliRunner
 
 from tests.e2e.process import COMMAND
@@ -500,6 +500,16 @@ async def test_a_caller_may_ask_before_it_sends_its_body() -> None:
             await client.send(body)
             assert (await client.read_to_end()).status == 200
         assert client.interims == [100]
+
+
+async def test_a_request_may_come_in_any_pieces() -> None:
+    async with running() as served, served.connect() as client:
+        request = chat(stream=False, max_tokens=2)
+        with trio.fail_after(LIMIT):
+            for at in range(0, len(request), 40):
+                await client.send(request[at : at + 40])
+                await wait_all_tasks_blocked()
+            assert (await client.read_to_end()).status == 200
 
 
 async def test_a_body_without_end_is_not_read() -> None:
