@@ -17,7 +17,7 @@ SHORTEST: Final = (
 ENOUGH: Final = 32  # gaps before a worker's pace is known
 _STEP: Final = 1 / 32  # weight of the newest gap
 _REACH: Final = 1.0  # by how much of the log one gap can pull: a hang must not become usual
-_SPREAD: Final = 2.0  # deviations above the mean up to which a gap is usual
+_SPREAD: Final = 3.0  # mean deviations above the mean up to which a gap is usual: about 99 of 100
 
 
 class UsualGap:
