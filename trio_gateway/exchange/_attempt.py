@@ -359,12 +359,13 @@ class Attempt:
         return failure
 
     def _make_relay(self, worker: Worker) -> Relay:
-        request = self._request
+        request, dialect = self._request, worker.dialect
+        # Where we ask for none in every event, what there is in one is the engine's own place for it.
+        own_place = request.wants_usage and not (dialect.running_usage or dialect.agent)
         shape = StreamShape(
             request.choices,
             request.wants_usage,
-            # Where we ask for none in every event, what there is in one is the engine's own place for it.
-            request.wants_running_usage or (request.wants_usage and not worker.dialect.running_usage),
+            request.wants_running_usage or own_place,
             request.upstream_model,
             request.model,
             self._limits.event_bytes,

@@ -32,18 +32,16 @@ async def ask(worker: Worker, path: str, *, method: str = "GET") -> tuple[int, b
     Raises:
         UpstreamFailed: there was no whole answer.
     """
-    async with trio.open_nursery() as nursery:
-        connection = await _connect(worker, path, method, nursery)
-        try:
-            answer = await _answer(connection)
-            body = bytearray()
-            while data := await answer.receive():
-                body += data
-                if len(body) > MOST_BYTES:
-                    raise UpstreamFailed(UpstreamFault.TOO_LARGE, f"over {MOST_BYTES} bytes")
-        finally:
-            connection.abort()
-        nursery.cancel_scope.cancel()
+    connection = await _connect(worker, path, method)
+    try:
+        answer = await _answer(connection)
+        body = bytearray()
+        while data := await answer.receive():
+            body += data
+            if len(body) > MOST_BYTES:
+                raise UpstreamFailed(UpstreamFault.TOO_LARGE, f"over {MOST_BYTES} bytes")
+    finally:
+        connection.abort()
     return answer.status, bytes(body)
 
 
@@ -53,28 +51,34 @@ async def follow(worker: Worker, path: str, take: Callable[[bytes], bool]) -> No
     Raises:
         UpstreamFailed: it could not be had, or broke.
     """
-    async with trio.open_nursery() as nursery:
-        connection = await _connect(worker, path, "GET", nursery)
-        try:
-            answer = await _answer(connection)
-            if answer.status != 200:
-                raise UpstreamFailed(UpstreamFault.MALFORMED, f"status {answer.status}")
-            while (data := await answer.receive()) and take(data):
-                pass
-        finally:
-            connection.abort()
-        nursery.cancel_scope.cancel()
+    connection = await _connect(worker, path, "GET")
+    try:
+        answer = await _answer(connection)
+        if answer.status != 200:
+            raise UpstreamFailed(UpstreamFault.MALFORMED, f"status {answer.status}")
+        while (data := await answer.receive()) and take(data):
+            pass
+    finally:
+        connection.abort()
 
 
-async def _connect(worker: Worker, path: str, method: str, nursery: trio.Nursery) -> Connection:
-    connection = Connection(await dial(worker, CONNECT, RECEIVE_BUFFER))
+async def _connect(worker: Worker, path: str, method: str) -> Connection:
+    """Connect and send the request; the caller owns the connection."""
     headers = [(b"Host", worker.authority.encode("ascii")), (b"Accept", b"*/*"), (b"Connection", b"close")]
     if method == "POST":
         headers.append((b"Content-Length", b"0"))
     if worker.api_key is not None:
         headers.append((b"Authorization", b"Bearer " + worker.api_key.encode("latin-1")))
     target = (worker.prefix + path).encode("ascii")
-    connection.send(write_request_head(method.encode("ascii"), target, headers), (), nursery)
+    connection = Connection(await dial(worker, CONNECT, RECEIVE_BUFFER))
+    try:
+        await connection.stream.send_all(write_request_head(method.encode("ascii"), target, headers))
+    except trio.BrokenResourceError as exc:
+        connection.abort()
+        raise UpstreamFailed(UpstreamFault.BROKEN, f"the connection broke: {exc.__cause__}") from None
+    except BaseException:
+        connection.abort()
+        raise
     return connection
 
 
