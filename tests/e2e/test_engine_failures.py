@@ -543,13 +543,17 @@ async def test_an_error_body_is_read_only_to_a_bound() -> None:
 
 
 async def test_no_answer_header_of_an_engine_reaches_the_client() -> None:
-    head = Head(200, (*SSE_HEADERS, ("set-cookie", "a=b"), ("x-secret", "1"), ("server", "uvicorn")))
+    old = "Sun, 06 Nov 1994 08:49:37 GMT"
+    own = (("set-cookie", "a=b"), ("x-secret", "1"), ("server", "uvicorn"), ("date", old))
+    head = Head(200, (*SSE_HEADERS, *own))
     async with (
         open_engine((head, *chat_stream("one")[1:])) as engine,
         serving(engine) as gateway,
     ):
         answer = await gateway.ask(chat_request())
+        assert answer.header("date") != old
         assert {name for name, _ in answer.head.fields} == {
+            "date",
             "x-request-id",
             "x-gateway-queue-ms",
             "content-type",
