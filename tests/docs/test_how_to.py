@@ -40,13 +40,13 @@ GUIDES: Final = sorted(path.name for path in (DOCS / "how-to").glob("*.md") if p
 WITH_SETTINGS: Final = [name for name in GUIDES if blocks(page(f"how-to/{name}"), "toml")]
 PEM: Final = re.compile(r'^ca = "(.*)"$', re.MULTILINE)
 SERVED: Final = re.compile(r'certificate = "(.*?)\.pem"')
-KEY_FILE: Final = re.compile(r'^api_key_file = "(.*)"$', re.MULTILINE)
+KEY_FILE: Final = re.compile(r'^(?:api_key|join_token)_file = "(.*)"$', re.MULTILINE)
 
 
 def settings_of(block: str, folder: Path) -> Settings:
     """Read an example, with the files that it names made first and its placeholder filled in."""
     for name in KEY_FILE.findall(block):
-        (folder / name).write_text("sk-test\n")
+        (folder / name).write_text("sk-test-of-some-length\n")
     for name in PEM.findall(block):
         shutil.copy(make_certificate(folder, "gpu-7.internal").authority, folder / name)
     for name in SERVED.findall(block):

@@ -409,6 +409,14 @@ def test_named_events_without_a_terminal_one_are_no_whole_answer() -> None:
     assert relay.fault == EngineError(502, "the end before the terminal event", code=PROTOCOL_ERROR)
 
 
+def test_a_terminal_event_is_nothing_before_the_agent_says_that_it_is_the_end() -> None:
+    stop = event({"type": "message_stop"})
+    _, relay = named(stop, operation=MESSAGES)
+    assert (relay.committed, relay.events, relay.all_finished, relay.over) == (False, 0, False, False)
+    _, relay = named(stop, END, operation=MESSAGES)
+    assert (relay.committed, relay.events, relay.all_finished) == (True, 1, True)
+
+
 def test_a_failure_among_named_events_is_one() -> None:
     _, relay = named(event({"type": "error", "error": {"message": "m", "code": 429}}, "error"))
     assert relay.fault is not None

@@ -402,20 +402,24 @@ def _write_usage(record: UsageCounts, usage: Usage) -> bytes:
 
 
 class _EventSink:
-    """Responses and messages: the events pass as they are, through the relay that knows their names."""
+    """Responses and messages: the events pass as they are, through the relay that knows their names.
+
+    The terminal event is the closing word, and no event until the agent says that it is the end.
+    """
 
     def __init__(self, shape: StreamShape, style: Style) -> None:
         self._relay = NamedRelay(shape, style)
         self._fault: EngineError | None = None
+        self._ended = False
         self.aborted: Final = False
 
     @property
     def committed(self) -> bool:
-        return self._relay.committed
+        return self.events > 0
 
     @property
     def events(self) -> int:
-        return self._relay.events
+        return self._relay.events - (self._relay.done and not self._ended)
 
     @property
     def content_events(self) -> int:
@@ -449,7 +453,8 @@ class _EventSink:
         return self._relay.feed(write_event(record.data.replace("\r", "\n").encode(), name))
 
     def finish(self) -> bytes:
-        if not self._relay.done:
+        self._ended = self._relay.done
+        if not self._ended:
             self._fault = EngineError(502, "the end before the terminal event", code="engine_protocol_error")
         return b""
 
