@@ -20,7 +20,7 @@ from typing import Final, Protocol, cast
 from .processes import BenchError
 from .report import Report
 
-SCENARIOS: Final = ("overhead", "aborts", "stalled_clients", "leaves", "large_bodies")
+SCENARIOS: Final = ("overhead", "aborts", "stalled_clients", "leaves", "large_bodies", "routing")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,97 @@
+"""A line chart as SVG: enough for a few lines over a doubling axis, without a plotting package."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+WIDTH: Final = 720
+HEIGHT: Final = 420
+LEFT, RIGHT, TOP, BOTTOM = 64, 150, 48, 52  # margins; the names of the lines stand on the right
+COLOURS: Final = ("#8c8c8c", "#b8860b", "#c0392b", "#1f6fb2", "#2e8b57")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One named line through its points; the first coordinate is above 0."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over a logarithmic first axis and a linear second, with a dashed limit."""
+
+    title: str
+    x_name: str
+    y_name: str
+    lines: Sequence[Line]
+    limit: float
+
+    def svg(self) -> str:
+        """Answer the picture as text."""
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
+            f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',
+            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+            _text(LEFT, 26, self.title, size=16),
+            _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, self.x_name, anchor="middle"),
+            _text(LEFT - 50, TOP - 8, self.y_name),
+            *self._axes(),
+            *self._drawn(),
+            "</svg>",
+        ]
+        return "\n".join(parts) + "\n"
+
+    def _range(self) -> tuple[float, float]:
+        values = [y for line in self.lines for _, y in line.points] + [self.limit, 1.0]
+        return math.floor(min(values) * 10) / 10, math.ceil(max(values) * 10) / 10
+
+    def _x(self, value: float) -> float:
+        xs = [x for line in self.lines for x, _ in line.points]
+        low, high = math.log(min(xs)), math.log(max(xs))
+        return LEFT + (math.log(value) - low) / (high - low or 1) * (WIDTH - LEFT - RIGHT)
+
+    def _y(self, value: float) -> float:
+        low, high = self._range()
+        return HEIGHT - BOTTOM - (value - low) / (high - low or 1) * (HEIGHT - TOP - BOTTOM)
+
+    def _axes(self) -> list[str]:
+        low, high = self._range()
+        parts = []
+        for tenth in range(round(low * 10), round(high * 10) + 1):
+            y = self._y(tenth / 10)
+            parts.append(_stroke(LEFT, y, WIDTH - RIGHT, y, "#e4e4e4"))
+            parts.append(_text(LEFT - 8, y + 4, f"{tenth / 10:.1f}", anchor="end"))
+        marks = sorted({x for line in self.lines for x, _ in line.points})
+        parts += [_text(self._x(x), HEIGHT - BOTTOM + 20, f"{x:g}", anchor="middle") for x in marks]
+        limit = self._y(self.limit)
+        parts.append(_stroke(LEFT, limit, WIDTH - RIGHT, limit, "#444", dashed=True))
+        return parts
+
+    def _drawn(self) -> list[str]:
+        parts = []
+        for line, colour in zip(self.lines, COLOURS, strict=False):
+            points = " ".join(f"{self._x(x):.1f},{self._y(y):.1f}" for x, y in line.points)
+            parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
+            x, y = line.points[-1]
+            parts.append(_text(self._x(x) + 8, self._y(y) + 4, line.name, colour=colour))
+        return parts
+
+
+def _text(
+    x: float, y: float, text: str, *, size: int = 13, anchor: str = "start", colour: str = "#222"
+) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{colour}">'
+        f"{escape(text)}</text>"
+    )
+
+
+def _stroke(x1: float, y1: float, x2: float, y2: float, colour: str, *, dashed: bool = False) -> str:
+    dash = ' stroke-dasharray="6 4"' if dashed else ""
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"{dash}/>'
