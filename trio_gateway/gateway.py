@@ -55,6 +55,7 @@ from .fleet import (
     Fleet,
     FleetSettings,
     FleetWatch,
+    NamedWorkers,
     Registrations,
     RegistrationSettings,
     Route,
@@ -67,7 +68,7 @@ from .ledger import Books, Record, conservation_errors
 from .telemetry import METRICS_TYPE, Log, render_metrics, return_free_memory
 from .tenancy import Keyring, Tenant
 from .units import MiB
-from .upstream import ConnectionPool, HttpEngine, UpstreamLimits, ask, follow, resolve
+from .upstream import ConnectionPool, HttpEngine, UpstreamLimits, ask, follow, order, resolve
 
 IDLE_EXPIRY: Final = 3.0  # seconds; engines close idle connections after 5
 ANSWER_SLACK: Final = 10.0  # seconds beyond the stall rules until the kernel gives a peer up
@@ -104,7 +105,7 @@ class Gateway:
         self.fleet_watch: Final = FleetWatch(
             self.fleet,
             self.drain,
-            Ways(ask, follow),
+            Ways(ask, order, follow),
             WatchSettings(settings.probes.interval, settings.probes.timeout),
             self._note_worker,
         )
@@ -117,6 +118,14 @@ class Gateway:
             trio.current_time,
             resolve,
             self._begin_watching,
+        )
+        self.named_workers: Final = NamedWorkers(
+            self.fleet,
+            [_make_worker(worker) for worker in settings.workers if worker.dns],
+            settings.fleet.dns_interval,
+            resolve,
+            self.fleet_watch.begin,
+            self._note_worker,
         )
         self.keyring: Final = _make_keyring(settings)
         self.admission: Final = Admission(
@@ -149,7 +158,7 @@ class Gateway:
         try:
             listeners += await open_listeners(tuple(map(str, self.settings.server.bind)))
             async with trio.open_nursery() as nursery:
-                watches = (self.watch.run, self.fleet_watch.run)
+                watches = (self.watch.run, self.fleet_watch.run, self.named_workers.run)
                 for task in (*watches, self.drain.run, self.admission.run, self._sweep):
                     nursery.start_soon(task)
                 app = make_app(self.statistics, render_metrics, METRICS_TYPE)

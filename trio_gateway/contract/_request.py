@@ -6,7 +6,6 @@ import enum
 from dataclasses import dataclass, field
 from typing import Final
 
-
 # The bytes of a JSON value; of a long one a view of the body it came in, since copies of megabytes take time.
 RawJson = bytes | memoryview
 

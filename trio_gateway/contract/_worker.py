@@ -51,6 +51,7 @@ class Worker:
 
     Attributes:
         host, port: where to connect, unless ``socket_path`` names a unix socket.
+        address: the one of ``host`` that this worker is; None: whichever answers first.
         authority: value of the Host header.
         prefix: path in front of every engine path, without a final slash.
         tls: context to connect with, for https.
@@ -75,6 +76,7 @@ class Worker:
     weight: float = 1.0
     labels: frozenset[str] = frozenset()
     slots_unknown: bool = False
+    address: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,9 @@ def secrets_of(worker: Worker) -> tuple[str, ...]:
     address = worker.socket_path or f"{worker.host}:{worker.port}"
     # A plain word may be a word of the message as well; a dotted name or an address is not.
     host = worker.host if any(mark in worker.host for mark in ".:") else ""
-    return tuple(text for text in (worker.api_key, worker.url, address, worker.authority, host) if text)
+    return tuple(
+        text for text in (worker.api_key, worker.url, address, worker.authority, host, worker.address) if text
+    )
 
 
 class RetryBudget:

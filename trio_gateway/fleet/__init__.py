@@ -3,6 +3,7 @@
 from ._book import FleetSettings, WorkerBook
 from ._dialects import DIALECTS
 from ._drain import DrainKeeper
+from ._names import NamedWorkers
 from ._registrations import Registrations, RegistrationSettings, Turned
 from ._registry import Fleet, Route
 from ._watch import FleetWatch, WatchSettings, Ways
@@ -13,6 +14,7 @@ __all__ = [
     "Fleet",
     "FleetSettings",
     "FleetWatch",
+    "NamedWorkers",
     "RegistrationSettings",
     "Registrations",
     "Route",

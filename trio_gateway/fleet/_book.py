@@ -92,6 +92,12 @@ class WorkerBook:
         # Gauges lag behind what ended since: they say who is busier, not who has room.
         return self.slots - self.held - self.draining
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the last reading says that it could run one more."""
+        known = self.snapshot
+        return known.queued == 0 and known.free(self.slots, self.held + self.draining) > 0
+
     def report_slots(self, slots: int | None) -> None:
         """Take the number of slots that the worker itself tells, where none was configured."""
         if slots is not None and self.worker.slots_unknown:

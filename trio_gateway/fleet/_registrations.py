@@ -107,7 +107,7 @@ class Registrations:
     async def _allowed(self, host: str) -> str:
         """Answer the address to call. A name's is kept: what it names later was not looked at."""
         for address in await self._resolve(host):
-            found = ipaddress.ip_address(address.partition("%")[0])
+            found = _plain(ipaddress.ip_address(address.partition("%")[0]))
             if any(found in network for network in self._settings.allowed_networks):
                 return address
         raise Turned(403, "the worker's address is in none of internal.allowed_networks")
@@ -188,6 +188,14 @@ class Registrations:
             if entry is not None and entry.book is book:
                 del self._entries[book.worker.id]
                 self._gone[book.worker.id] = entry.incarnation
+
+
+def _plain(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An IPv4 address that is written as one of IPv6 is still the same."""
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return address if mapped is None else mapped
 
 
 def _address(url: str) -> tuple[str, int]:

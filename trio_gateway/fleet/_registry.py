@@ -9,6 +9,7 @@ from typing import Final
 
 from ..contract import InternalRequest, Rejection, Worker, WorkerStatus
 from ..errors import Problem
+from ..wire import Gauges
 from ._book import FleetSettings, WorkerBook, slots_for, tokens_of
 from ._choice import choose, prefix_keys, session_keys
 from ._outage import Outage
@@ -419,11 +420,28 @@ class Fleet:
         """
         book.snapshot = book.snapshot.read(reading)
         book.report_slots(reading.slots)
-        if book.free > 0 and reading.state == "ready":
+        if book.has_room and reading.state == "ready":
             for model, outage in tuple(book.outages.items()):
                 if reading.taken_at > outage.began:
                     self._end_outage(book, model)
         self.changed()
+
+    def scraped(self, book: WorkerBook, gauges: Gauges) -> None:
+        """Take what an engine's own gauges say."""
+        known = book.snapshot
+        reading = Snapshot(
+            incarnation=known.incarnation,
+            seq=known.seq + 1,
+            source=Source.SCRAPED,
+            taken_at=self._now(),
+            running=gauges.running or 0,
+            queued=gauges.queued or 0,
+            own=book.held + book.draining,
+            kv_usage=gauges.kv_usage,
+            slots=gauges.slots,
+            tokens_per_second=gauges.tokens_per_second,
+        )
+        self.read(book, reading)
 
     # -- for answers
 

@@ -11,13 +11,23 @@ import json
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import trio
 
 from ..contract import Worker
 from ..errors import UpstreamFailed
-from ..wire import EVENTS, ReleaseReader, attempt_name
+from ..wire import (
+    EVENTS,
+    Gauges,
+    ReleaseReader,
+    attempt_name,
+    cancel_path,
+    read_gauges,
+    read_llamacpp_slots,
+    read_sglang_loads,
+)
 from ._book import WorkerBook
 from ._drain import DrainKeeper
 from ._registry import Fleet
@@ -25,6 +35,8 @@ from ._registry import Fleet
 AT_LEAST: Final = 0.25  # seconds between two probes, however much somebody wants one
 LIST_EVERY: Final = 30.0  # seconds between two looks at a worker's list of models
 AGAIN: Final = (0.1, 2.0)  # seconds until a broken stream of events is asked for again, doubling to the last
+CHASE_EVERY: Final = 1.0  # seconds after which an agent is told again that an attempt is over
+MOST_CHASED: Final = 64  # attempts at a time
 MOST_MODELS: Final = 1024
 NO_SUCH_PAGE: Final = (404, 405, 501)
 
@@ -39,6 +51,13 @@ HEALTH: Final = {
     "agent": "/readyz",
 }
 MODELS: Final = "/v1/models"
+# How busy an engine is: pages and their readers; the first page that it has counts.
+_SOURCES: Final[dict[str, tuple[tuple[str, Callable[[bytes], Gauges | None]], ...]]] = {
+    "vllm": (("/metrics", partial(read_gauges, "vllm")),),
+    "sglang": (("/v1/loads", read_sglang_loads), ("/metrics", partial(read_gauges, "sglang"))),
+    "llamacpp": (("/slots", read_llamacpp_slots), ("/metrics", partial(read_gauges, "llamacpp"))),
+    "tgi": (("/metrics", partial(read_gauges, "tgi")),),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +70,13 @@ class WatchSettings:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """How workers are asked: one small request; an answer that goes on. Both raise UpstreamFailed."""
+    """How workers are asked: one small question, one small order, an answer that goes on.
+
+    All raise UpstreamFailed.
+    """
 
     ask: Callable[[Worker, str], Awaitable[tuple[int, bytes]]]
+    order: Callable[[Worker, str], Awaitable[int]]
     follow: Callable[[Worker, str, Callable[[bytes], bool]], Awaitable[None]]
 
 
@@ -100,6 +123,7 @@ class FleetWatch:
                 self._nursery.start_soon(self._watch, book, watched)
             if book.worker.dialect.agent:
                 self._nursery.start_soon(self._follow, book)
+                self._nursery.start_soon(self._chase, book)
 
     def _hurry(self, book: WorkerBook) -> None:
         if (watched := self._watched.get(book)) is not None:
@@ -135,11 +159,24 @@ class FleetWatch:
         self._note(book, watched, healthy, status)
         self._fleet.probed(book, healthy)
         if healthy and not book.worker.dialect.agent:
+            await self._read_gauges(book, watched)
             if path == MODELS:
                 self._take_models(book, status, body)
             elif book.snapshot.missing or trio.current_time() >= watched.list_at:
                 watched.list_at = trio.current_time() + LIST_EVERY
                 self._take_models(book, *await self._ask(book, MODELS))
+
+    async def _read_gauges(self, book: WorkerBook, watched: _Watched) -> None:
+        """Read how busy it is. A source that it turned out not to have is not asked again soon."""
+        for path, read in _SOURCES.get(book.worker.dialect.kind, ()):
+            if watched.lacks.get(path, -math.inf) > trio.current_time():
+                continue
+            status, page = await self._ask(book, path)
+            gauges = read(page) if status == 200 else None
+            if gauges is not None:
+                self._fleet.scraped(book, gauges)
+                return
+            watched.lacks[path] = trio.current_time() + LIST_EVERY
 
     async def _ask(self, book: WorkerBook, path: str) -> tuple[int | None, bytes]:
         with trio.move_on_after(self._settings.timeout):
@@ -168,9 +205,22 @@ class FleetWatch:
 
     # -- what agents let go of
 
+    async def _chase(self, book: WorkerBook) -> None:
+        """Say again that an attempt is over, if its engine has not let go long after its stream was closed."""
+        while self._is_of_interest(book):
+            await trio.sleep(CHASE_EVERY)
+            for attempt_id in self._drain.of_worker(book.worker, CHASE_EVERY)[:MOST_CHASED]:
+                with trio.move_on_after(self._settings.timeout), contextlib.suppress(UpstreamFailed):
+                    status = await self._ways.order(book.worker, cancel_path(attempt_id))
+                    if status == 404:  # it is not known there: whatever it was, it is over
+                        self._drain.released(book.worker, attempt_id)
+
+    def _is_of_interest(self, book: WorkerBook) -> bool:
+        return not book.removed or bool(self._drain.of_worker(book.worker))
+
     async def _follow(self, book: WorkerBook) -> None:
         wait = AGAIN[0]
-        while not book.removed or self._drain.of_worker(book.worker):
+        while self._is_of_interest(book):
             reader = ReleaseReader()
             begun = trio.current_time()
 
@@ -193,6 +243,7 @@ class _Watched:
         self.healthy = True
         self.refused = False
         self.list_at = -math.inf
+        self.lacks: dict[str, float] = {}  # sources that it has not, and until when that is believed
 
 
 def model_names(body: bytes) -> list[str] | None:

@@ -45,6 +45,16 @@ async def ask(worker: Worker, path: str, *, method: str = "GET") -> tuple[int, b
     return answer.status, bytes(body)
 
 
+async def order(worker: Worker, path: str) -> int:
+    """Tell a worker something that has no body, by POST; answers the status.
+
+    Raises:
+        UpstreamFailed: as `ask`.
+    """
+    status, _ = await ask(worker, path, method="POST")
+    return status
+
+
 async def follow(worker: Worker, path: str, take: Callable[[bytes], bool]) -> None:
     """Read an answer that goes on, until its end or until ``take`` answers False.
 

@@ -39,7 +39,7 @@ async def dial(worker: Worker, limit: float, receive_buffer: int) -> Stream:
 async def _open(worker: Worker, receive_buffer: int) -> Stream:
     if worker.socket_path is not None:
         return await _connect(socket.AF_UNIX, worker.socket_path, receive_buffer)
-    stream = await _first_that_answers(worker.host, worker.port, receive_buffer)
+    stream = await _first_that_answers(worker.address or worker.host, worker.port, receive_buffer)
     if worker.tls is None:
         return stream
     try:

@@ -3,6 +3,7 @@
 from ._agent_request import EVENTS, GENERATE, attempt_name, cancel_path, generate_pieces, status_of
 from ._answers import EngineError, Usage, judge_answer, read_error, rename_model
 from ._engine_records import EngineRecords, failed_of
+from ._gauges import Gauges, read_gauges, read_llamacpp_slots, read_sglang_loads
 from ._head_parser import Header
 from ._http1 import (
     CHUNKED,
@@ -92,6 +93,7 @@ __all__ = [
     "EngineRecords",
     "Failed",
     "Finish",
+    "Gauges",
     "Generate",
     "HeadBuffer",
     "Header",
@@ -142,8 +144,11 @@ __all__ = [
     "read_body",
     "read_error",
     "read_form_body",
+    "read_gauges",
+    "read_llamacpp_slots",
     "read_message",
     "read_object",
+    "read_sglang_loads",
     "rejection_of",
     "rename_model",
     "status_of",
