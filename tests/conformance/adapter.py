@@ -108,7 +108,9 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
         }
     )
     dialects = frozenset({"openai", "ollama", "ndjson-worker"})
-    features = frozenset({"admin", "auth", "client_timeout", "ipv6", "models", "signal", "tenants", "tls", "unix"})
+    features = frozenset(
+        {"admin", "auth", "client_timeout", "ipv6", "models", "signal", "tenants", "tls", "unix"}
+    )
     paths: Final = {"/health": "/livez", "/healthz": "/livez"}
     headers: Final = {"x-request-timeout-ms": "x-gateway-timeout-ms"}
 
@@ -142,7 +144,16 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
         """Start an agent in front of a worker, and return when the gateway lists it."""
         del ttl_ms  # the gateway's setting; an agent that lives sends heartbeats
         self.deregister(url)
-        command = [*_command(), "worker", "--engine", "openai", "--upstream", url, "--slots", str(SLOTS_FOR_ALL)]
+        command = [
+            *_command(),
+            "worker",
+            "--engine",
+            "openai",
+            "--upstream",
+            url,
+            "--slots",
+            str(SLOTS_FOR_ALL),
+        ]
         command += ["--gateway", f"http://127.0.0.1:{self.internal_port}", "--bind", "127.0.0.1:0"]
         command += ["--join-token-file", str(self.join_token), "--id", f"agent-{len(self.agents)}"]
         for model in models:

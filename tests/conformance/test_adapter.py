@@ -12,6 +12,7 @@ import pytest
 
 from tests.conformance.test_conformance import RUNNER
 from trio_gateway.config import parse_settings
+from trio_gateway.fleet.cores import BreakerState
 
 pytestmark = [
     pytest.mark.external,
@@ -25,7 +26,10 @@ STATISTICS: dict[str, Any] = {
     "outcomes": {"completed": 1, "client_gone": 1},
     "leases": {"granted": 4, "held": 1, "draining": 2, "returned": 1},
     "conservation": {"ok": False, "errors": ["leases"]},
-    "workers": [{"id": "u1", "attempts": 3, "faults": 1}, {"id": "u2", "attempts": 0, "faults": 0}],
+    "workers": [
+        {"id": "u1", "attempts": 3, "faults": 1, "ready": True, "breakers": {"a": "closed", "b": "trying"}},
+        {"id": "u2", "attempts": 0, "faults": 0, "ready": True, "breakers": {}},
+    ],
     "recent": [
         {
             "outcome": "client_gone",
@@ -64,11 +68,14 @@ def test_every_setting_that_it_offers_is_one_that_the_gateway_knows(module: Any,
     config |= {"retry_budget_ratio": 0.25, "max_body_bytes": 5000, "retries": 2, "max_in_flight": 3}
     config |= {"first_byte_timeout_ms": 700, "first_token_timeout_ms": 500, "upstream_key": "k" * 20}
     config |= {"upstreams": ["u1", "u2"], "models": {"a": "u1", "b": {"upstream": "u2", "as": "c"}}}
+    config |= {"breaker_threshold": 4, "health_fail_k": 2}
     settings = parse_settings(written(module, tmp_path, config))
     assert (settings.retry.max_attempts, settings.retry.budget_ratio) == (3, 0.25)
     assert (settings.deadlines.first_token, settings.deadlines.default) == (0.5, 2)
     assert (settings.admission.max_queued, settings.tenants[0].max_queued) == (2000, 2000)
     assert (settings.shutdown.readiness_delay, settings.shutdown.grace) == (0, 2)
+    assert (settings.breaker.consecutive_faults, settings.breaker.cooldown) == (4, 2)
+    assert (settings.probes.interval, settings.probes.timeout, settings.probes.failures) == (2, 2, 2)
     assert [(worker.id, worker.slots) for worker in settings.workers] == [("u1", 3), ("u2", 3)]
     assert settings.workers[0].api_key is not None
     assert [(model.id, model.upstream, model.workers) for model in settings.models] == [
@@ -84,6 +91,19 @@ def test_a_case_that_says_nothing_turns_retries_off_and_gives_slots_for_all(
     assert document["retry"]["max_attempts"] == 1
     assert [worker["slots"] for worker in document["workers"]] == [module.SLOTS_FOR_ALL]
     assert [tenant["id"] for tenant in document["tenants"]] == list(module.TENANTS)
+
+
+def test_faults_of_one_case_do_not_spare_its_worker_in_the_next(module: Any, tmp_path: Path) -> None:
+    settings = parse_settings(written(module, tmp_path, {}))
+    assert settings.breaker.consecutive_faults > 1000
+    assert settings.breaker.window < settings.breaker.cooldown / 1000
+    assert settings.probes.interval < 1  # so that one that was suspect is told well again soon
+
+
+def test_workers_that_speak_the_worker_protocol_get_a_secret(module: Any, tmp_path: Path) -> None:
+    (worker,) = parse_settings(written(module, tmp_path, {"dialect": "ndjson-worker"})).workers
+    assert worker.kind == "agent"
+    assert worker.api_key is not None
 
 
 @pytest.mark.parametrize(
@@ -105,6 +125,8 @@ def test_a_gateway_without_workers_is_written_without_models(module: Any, tmp_pa
     settings = parse_settings(written(module, tmp_path, {"upstreams": []}))
     assert not settings.workers
     assert not settings.models
+    assert settings.internal.bind  # where those that a case registers come in
+    assert settings.internal.join_token is not None
 
 
 def test_the_state_is_told_in_the_runners_words(module: Any) -> None:
@@ -112,6 +134,7 @@ def test_the_state_is_told_in_the_runners_words(module: Any) -> None:
     assert (state["in_flight"], state["queued"], state["leases"], state["workers"]) == (1, 1, 3, 2)
     assert state["failures"] == {"u1": 1, "u2": 0}
     assert state["attempts"] == {"u1": 3, "u2": 0}
+    assert state["breaker"] == {"u1": "half-open", "u2": "closed"}
     assert state["client_outcomes"]["success"] == 1
     assert state["client_outcomes"]["client_abort"] == 1
     assert state["client_outcomes"]["upstream_error"] == 0
@@ -124,3 +147,29 @@ def test_usage_that_nobody_knows_is_not_made_up(module: Any) -> None:
     record = {**STATISTICS["recent"][0], "tokens_prompt": None}
     assert module.translate({**STATISTICS, "recent": [record]})["usage_last"]["total_tokens"] is None
     assert "usage_last" not in module.translate({**STATISTICS, "recent": []})
+
+
+@pytest.mark.parametrize(
+    ("states", "told"),
+    [
+        ([], "closed"),
+        (["closed", "closed"], "closed"),
+        (["closed", "half_open"], "half-open"),
+        (["trying"], "half-open"),
+        (["trying", "open"], "open"),
+        (["closed", "probing"], "open"),
+        (["forced"], "open"),
+    ],
+)
+def test_the_breaker_of_a_worker_is_the_one_that_lets_least_through(
+    module: Any, states: list[str], told: str
+) -> None:
+    worker = {**STATISTICS["workers"][0], "breakers": dict(enumerate(states))}
+    assert module.translate({**STATISTICS, "workers": [worker]})["breaker"] == {"u1": told}
+
+
+def test_the_states_of_breakers_are_those_that_the_adapter_knows(module: Any) -> None:
+    for state in BreakerState:
+        worker = {**STATISTICS["workers"][0], "breakers": {"a": state.value}}
+        told = module.translate({**STATISTICS, "workers": [worker]})["breaker"]["u1"]
+        assert (told == "closed") is (state is BreakerState.CLOSED)
