@@ -7,6 +7,7 @@ the few tasks that keep time; each exchange lives in its connection's task.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import random
 import resource
@@ -566,7 +567,7 @@ def _worker_figures(book: WorkerBook, now: float) -> dict[str, Any]:
         "suspect": snapshot.suspect or book.progress.still(now),
         "registered": book.expires_at is not None,
         "incarnation": snapshot.incarnation,
-        "snapshot_age": round(snapshot.age(now), 3),
+        "snapshot_age": round(snapshot.age(now), 3) if math.isfinite(snapshot.age(now)) else None,
         "running": snapshot.running,
         "queued": snapshot.queued,
         "models": None if book.models is None else list(book.models),

@@ -18,9 +18,16 @@ STATISTICS: dict[str, Any] = {
     "queue": {"depth": 5, "bytes": 500, "tenants": {"acme": 4, "other": 1}},
     "conservation": {"ok": True, "errors": []},
     "workers": [
-        {"id": "gpu-0", "held": 3, "draining": 1, "faults": 2, "attempts": 9},
-        {"id": "gpu-1", "held": 0, "draining": 0, "faults": 0, "attempts": 1},
+        {
+            **{"id": "gpu-0", "held": 3, "draining": 1, "faults": 2, "attempts": 9},
+            **{"ready": True, "snapshot_age": 0.5, "breakers": {"m": "closed", "n": "trying"}},
+        },
+        {
+            **{"id": "gpu-1", "held": 0, "draining": 0, "faults": 0, "attempts": 1},
+            **{"ready": False, "snapshot_age": None, "breakers": {"m": "open"}},
+        },
     ],
+    "idle_after_cancel": {"confirmed": 3, "assumed": 1, "milliseconds": 1500},
     "counts": {
         "requests": [(["chat.completions", "m", "acme", "completed"], 11)],
         "turned_away": [(["queue_full"], 12), (["bad_framing"], 1)],
@@ -67,6 +74,14 @@ def value_of(name: str, statistics: dict[str, Any] = STATISTICS, /, **labels: st
         ("worker_faults_total", {"worker": "gpu-0"}, 2),
         ("worker_attempts_total", {"worker": "gpu-0"}, 9),
         ("worker_attempts_total", {"worker": "gpu-1"}, 1),
+        ("worker_ready", {"worker": "gpu-0"}, 1),
+        ("worker_ready", {"worker": "gpu-1"}, 0),
+        ("worker_snapshot_age_seconds", {"worker": "gpu-0"}, 0.5),
+        ("breaker_state", {"worker": "gpu-0", "model": "m"}, 0),
+        ("breaker_state", {"worker": "gpu-0", "model": "n"}, 1),
+        ("breaker_state", {"worker": "gpu-1", "model": "m"}, 2),
+        ("cancel_to_idle_seconds_count", {}, 4),
+        ("cancel_to_idle_seconds_sum", {}, 1.5),
         ("queue_depth", {}, 5),
         ("queue_bytes", {}, 500),
         ("tenant_queue_depth", {"tenant": "acme"}, 4),
@@ -84,7 +99,8 @@ def test_every_figure_has_its_name_and_labels(name: str, labels: dict[str, str],
 def test_there_is_a_sample_for_each_figure_and_no_other() -> None:
     rows = sum(map(len, STATISTICS["counts"].values()))
     workers, tenants, single = len(STATISTICS["workers"]), len(STATISTICS["queue"]["tenants"]), 7
-    assert len(samples(STATISTICS)) == rows + 4 * workers + tenants + single
+    ages, breakers, idle = 1, 3, 2
+    assert len(samples(STATISTICS)) == rows + 5 * workers + ages + breakers + idle + tenants + single
     assert all(name.startswith("trio_gateway_") for name, _ in samples(STATISTICS))
 
 

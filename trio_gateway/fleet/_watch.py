@@ -206,7 +206,7 @@ class FleetWatch:
     # -- what agents let go of
 
     async def _chase(self, book: WorkerBook) -> None:
-        """Say again that an attempt is over, if its engine has not let go long after its stream was closed."""
+        """Say again that an attempt is over whose engine has not let go long after its stream was closed."""
         while self._is_of_interest(book):
             await trio.sleep(CHASE_EVERY)
             for attempt_id in self._drain.of_worker(book.worker, CHASE_EVERY)[:MOST_CHASED]:

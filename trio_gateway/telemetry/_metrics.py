@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 METRICS_TYPE: Final = CONTENT_TYPE_LATEST
@@ -56,6 +56,14 @@ class _Snapshot:
         yield leases
         yield faults
         yield attempts
+        yield from _worker_states(now["workers"])
+        idle = now["idle_after_cancel"]
+        yield SummaryMetricFamily(
+            _PREFIX + "cancel_to_idle_seconds",
+            "From the end of an abandoned attempt until its slot was free.",
+            count_value=idle.get("confirmed", 0) + idle.get("assumed", 0),
+            sum_value=idle.get("milliseconds", 0) / 1000,
+        )
         yield _gauge("queue_depth", "Requests that wait.", now["queue"]["depth"])
         yield _gauge("queue_bytes", "Bytes of bodies that wait.", now["queue"]["bytes"])
         depth = GaugeMetricFamily(
@@ -75,6 +83,29 @@ class _Snapshot:
         build = GaugeMetricFamily(_PREFIX + "build_info", "The running version.", labels=["version"])
         build.add_metric([now["version"]], 1)
         yield build
+
+
+# What an exchange meets; larger lets less through.
+_BREAKER_STATES: Final = {"closed": 0, "half_open": 1, "trying": 1, "probing": 2, "open": 2, "forced": 2}
+
+
+def _worker_states(workers: list[dict[str, Any]]) -> Iterator[Metric]:
+    ready = GaugeMetricFamily(_PREFIX + "worker_ready", "1: it takes work.", labels=["worker"])
+    age = GaugeMetricFamily(
+        _PREFIX + "worker_snapshot_age_seconds", "Age of what was last read of a worker.", labels=["worker"]
+    )
+    breakers = GaugeMetricFamily(
+        _PREFIX + "breaker_state", "0 closed, 1 half-open, 2 open.", labels=["worker", "model"]
+    )
+    for worker in workers:
+        ready.add_metric([worker["id"]], int(worker["ready"]))
+        if worker["snapshot_age"] is not None:
+            age.add_metric([worker["id"]], worker["snapshot_age"])
+        for model, state in worker["breakers"].items():
+            breakers.add_metric([worker["id"], model], _BREAKER_STATES[state])
+    yield ready
+    yield age
+    yield breakers
 
 
 _LABELS: Final = {
