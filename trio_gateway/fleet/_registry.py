@@ -169,6 +169,11 @@ class Fleet:
         }
         return list(named.values())
 
+    def asks_for_any(self, names: Iterable[str]) -> bool:
+        """Whether a model is served by whoever reports it, and these names are enough for that."""
+        wanted = {route.upstream for route in self.models.values() if route.workers is None}
+        return not wanted or not wanted.isdisjoint(names)
+
     def engine_fields(self, model: str) -> frozenset[str]:
         """Body fields that steer an engine which may get a request for ``model``."""
         return frozenset().union(*(book.worker.dialect.engine_fields for book in self.serving(model)))
@@ -250,7 +255,8 @@ class Fleet:
                 "all workers of this model failed lately and are spared for a while",
                 retry_after=max(wait, 1.0),
             )
-        if books and all(slots_for(request, book.worker) > book.slots for book in books):
+        sized = [book for book in books if book.slots]
+        if sized and all(slots_for(request, book.worker) > book.slots for book in sized):
             return Problem.of(
                 "invalid_value", "'n' is more than any worker of this model can do at once", param="n"
             )

@@ -199,6 +199,9 @@ class FleetWatch:
         """Take the list; a worker that has none is believed to have whatever is configured."""
         names = model_names(body) if status == 200 else None
         if names is not None:
+            if book.models is None and not self._fleet.asks_for_any(names):
+                shown = ", ".join(names[:5]) or "nothing"
+                self._troubled(book.worker.id, f"it lists {shown}, and no model of the configuration")
             self._fleet.report_models(book, names)
         else:
             book.snapshot = book.snapshot.listed()
