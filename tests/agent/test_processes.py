@@ -97,13 +97,12 @@ async def test_a_worker_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
         assert await worker.process.wait() == 0
 
 
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
-async def test_a_second_signal_does_not_wait_for_what_runs(first: signal.Signals, tmp_path: Path) -> None:
+async def test_a_second_signal_does_not_wait_for_what_runs(tmp_path: Path) -> None:
     async with agent(tmp_path, *SIMULATED) as worker:
         with await worker.connect() as client:
             await worker.ask(client, **LONG)
             await client.read_until(b'"delta"')
-            worker.process.send_signal(first)
+            worker.process.send_signal(signal.SIGINT)
             # It has taken the first one when it turns new work away.
             while (await worker.generate(request_id="b", max_tokens=1)).status == 200:
                 pass
