@@ -24,8 +24,15 @@ from trio_gateway.testing import (
     open_engine,
 )
 
-# Objects whose keys are codes, outcomes, tenants or names of counters: described as a whole.
-OPEN: Final = {"turned_away", "outcomes", "queue.tenants", "counts"}
+# Objects whose keys are codes, outcomes, tenants, models or names of counters: described as a whole.
+OPEN: Final = {
+    "turned_away",
+    "outcomes",
+    "queue.tenants",
+    "counts",
+    "workers[].breakers",
+    "idle_after_cancel",
+}
 RECORDS: Final = "recent"
 
 
