@@ -20,7 +20,17 @@ from typing import Final, Protocol, cast
 from .processes import BenchError
 from .report import Report
 
-SCENARIOS: Final = ("overhead", "aborts", "stalled_clients", "leaves", "large_bodies", "routing")
+SCENARIOS: Final = (
+    "overhead",
+    "aborts",
+    "stalled_clients",
+    "leaves",
+    "large_bodies",
+    "routing",
+    "failover",
+    "rolling_restart",
+    "slow_releases",
+)
 
 
 @dataclass(frozen=True)

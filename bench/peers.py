@@ -160,7 +160,7 @@ def nginx(engine_port: int) -> Iterator[Server]:
         config = Path(folder, "nginx.conf")
         config.write_text(NGINX.format(dir=folder, user=user, port=port, engine_port=engine_port))
         with Child([binary, "-p", folder, "-c", str(config)], name="nginx", talks=False) as child:
-            _wait_ready(child, port, "/health")
+            wait_ready(child, port, "/health")
             yield Server("nginx", port, child)
 
 
@@ -227,11 +227,17 @@ def gateway(
         with Child(
             [*gateway_command(), "serve", "--config", str(config)], name="gateway", talks=False
         ) as child:
-            _wait_ready(child, port, "/readyz")
+            wait_ready(child, port, "/readyz")
             yield Gateway("gateway", port, child, admin_port)
 
 
-def _wait_ready(child: Child, port: int, path: str) -> None:
+def wait_ready(child: Child, port: int, path: str) -> None:
+    """Wait until a server answers a path with 200.
+
+    Raises:
+        BenchError: it ended, or took longer than it may.
+    """
+
     def ready() -> bool:
         if not child.running:
             raise BenchError(f"{child.name} ended at its start:\n{child.log_tail()}")

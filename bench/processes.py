@@ -80,6 +80,26 @@ class Child:
             raise BenchError(f"{self.name} did not end within {patience_s:.0f} s") from late
         return output.decode(), self._process.returncode
 
+    def ask_to_end(self) -> None:
+        """Send SIGTERM, and wait for nothing."""
+        self._process.terminate()
+
+    def wait(self, patience_s: float) -> int:
+        """Wait for its own end; answer its exit status.
+
+        Raises:
+            BenchError: it takes longer.
+        """
+        try:
+            return self._process.wait(patience_s)
+        except subprocess.TimeoutExpired as late:
+            raise BenchError(f"{self.name} did not end within {patience_s:.0f} s") from late
+
+    def kill(self) -> None:
+        """End it at once and without a word, as ``kill -9`` does."""
+        self._process.kill()
+        self._process.wait(STOP_PATIENCE_S)
+
     def log_tail(self, size: int = 2000) -> str:
         """Answer the end of what it wrote to stderr."""
         self._log.seek(0, os.SEEK_END)
