@@ -10,6 +10,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -84,7 +85,7 @@ async def running(kind: str = "vllm", *, metrics: bool = False, **settings: Any)
     listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
-        nursery.start_soon(server.run, [listener])
+        nursery.start_soon(server.serve, [listener])
         served = Running(engine, server, listener.socket.getsockname()[:2])
         yield served
         await served.idle()
@@ -337,6 +338,8 @@ async def test_a_sglang_refuses_an_id_that_is_in_use() -> None:
         await client.read_head()
         answer = await served.chat(rid="abc")
         client.leave_fin()
+        await served.idle()
+        assert (await served.chat(rid="abc", max_tokens=1)).chat().done == 1
     assert answer.status == 400
     assert b"Duplicate request ID" in answer.body
 
@@ -348,6 +351,15 @@ async def test_a_sglang_tells_the_finishes_behind_all_text() -> None:
         b'"finish_reason":"length"' in part for part in answer.body.split(b"\n\n") if b"choices" in part
     ]
     assert finishes == [False] * 8 + [True] * 2
+
+
+async def test_others_tell_a_finish_as_soon_as_it_is_known() -> None:
+    async with running("llamacpp") as served:
+        answer = await served.chat(n=2)
+    parts = [part for part in answer.body.split(b"\n\n") if b"choices" in part]
+    finishes = [at for at, part in enumerate(parts) if b'"finish_reason":"stop"' in part]
+    assert len(finishes) == 2
+    assert finishes[0] < len(parts) - 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -441,6 +453,7 @@ async def test_a_llama_cpp_looks_once_a_second_whether_its_caller_is_there() -> 
 
 async def test_a_write_that_fails_is_seen_without_a_look() -> None:
     async with running("llamacpp") as served, served.connect() as client:
+        served.server._manner = replace(served.server._manner, looks_every=(1000.0, 1000.0))
         await client.send(chat(max_tokens=LONG, ignore_eos=True))
         await client.read_events(3)
         (generation,) = served.engine.core.generations

@@ -71,7 +71,7 @@ class SimulatedServer:
         """Wait until this kind of engine listens; many do not while they load."""
         await trio.sleep_until(0 if self._manner.answers_while_loading else self._engine.core.ready_at)
 
-    async def run(self, listeners: list[trio.SocketListener]) -> None:
+    async def serve(self, listeners: list[trio.SocketListener]) -> None:
         """Serve until cancelled."""
         await trio.serve_listeners(self._serve, listeners)
 

@@ -97,7 +97,7 @@ async def _serve(
     host, _, port = settings.bind.rpartition(":")
     listeners = await trio.open_tcp_listeners(int(port), host=host.strip("[]") or None)
     announce(json.dumps({"event": "listening", "kind": settings.kind, "url": _url(listeners[0])}))
-    await server.run(listeners)
+    await server.serve(listeners)
 
 
 def _url(listener: trio.SocketListener) -> str:
