@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
@@ -52,7 +52,8 @@ class WorkerBook:
     """One worker of one incarnation. What comes back late from an older one finds the older one's book.
 
     Attributes:
-        slots: that this process may use.
+        all_slots: of the worker.
+        slots: those of them that this process may use.
         held, draining: slots in use by running attempts, and by attempts that are
             over while the engine has not been seen to stop.
         tokens: outstanding in running attempts, as far as requests tell.
@@ -65,6 +66,7 @@ class WorkerBook:
     def __init__(self, worker: Worker, settings: FleetSettings) -> None:
         self.worker = worker
         self._settings = settings
+        self.all_slots = worker.slots
         self.slots = self._share_of(worker.slots)
         self.held = 0
         self.draining = 0
@@ -80,27 +82,35 @@ class WorkerBook:
         self.models: tuple[str, ...] | None = None
         self.expires_at: float | None = None
         self.removed = False
-        self._mine: dict[str, float] = {}  # exchanges placed here, and until when that matters
+        self._running: Counter[str] = Counter()  # attempts here, running or draining, by exchange
+        self._ended: dict[str, float] = {}  # exchanges that were, and until when it matters
+
+    @property
+    def reporting(self) -> bool:
+        """Whether it says by itself how it is, again and again."""
+        return self.expires_at is not None
 
     # -- slots
 
     @property
     def free(self) -> int:
         """Slots that nobody counts on, as far as is known."""
+        own = self.held + self.draining
         if self.snapshot.source is Source.HEARTBEAT:
-            return self.snapshot.free(self.slots, self.held + self.draining)
+            return max(min(self.snapshot.free(self.all_slots, own), self.slots - own), 0)
         # Gauges lag behind what ended since: they say who is busier, not who has room.
-        return self.slots - self.held - self.draining
+        return self.slots - own
 
     @property
     def has_room(self) -> bool:
         """Whether the last reading says that it could run one more."""
         known = self.snapshot
-        return known.queued == 0 and known.free(self.slots, self.held + self.draining) > 0
+        return known.queued == 0 and known.free(self.all_slots, self.held + self.draining) > 0
 
     def report_slots(self, slots: int | None) -> None:
         """Take the number of slots that the worker itself tells, where none was configured."""
         if slots is not None and self.worker.slots_unknown:
+            self.all_slots = slots
             self.slots = self._share_of(slots)
 
     def _share_of(self, slots: int) -> int:
@@ -110,18 +120,33 @@ class WorkerBook:
 
     def placed(self, exchange_id: str) -> None:
         """An exchange of this process was placed here."""
-        self._mine[exchange_id] = math.inf
+        self._running[exchange_id] += 1
 
     def let_go(self, exchange_id: str, now: float) -> None:
         """Its slots are back. Reports that list it may still be on their way."""
-        self._mine[exchange_id] = now + REPORTS_ARE_LATE
+        self._running[exchange_id] -= 1
+        if not self._running[exchange_id]:
+            del self._running[exchange_id]
+        self._ended.pop(exchange_id, None)
+        self._ended[exchange_id] = now + REPORTS_ARE_LATE
+        self._forget_ended(now)
+
+    def _forget_ended(self, now: float) -> None:
+        while self._ended and self._ended[oldest := next(iter(self._ended))] <= now:
+            del self._ended[oldest]
+
+    @property
+    def remembered(self) -> int:
+        """How many exchanges are remembered, whether they are here or were here."""
+        return len(self._running) + len(self._ended)
 
     def own_among(self, status: WorkerStatus, now: float) -> int:
         """How many of the requests that a worker reports are this process's."""
         if status.requests is None:
             return min(self.held + self.draining, status.running + status.queued)
-        self._mine = {name: until for name, until in self._mine.items() if until > now}
-        return sum(attempt.partition("-")[0] in self._mine for attempt in status.requests)
+        self._forget_ended(now)
+        ours = (attempt.partition("-")[0] for attempt in status.requests)
+        return sum(name in self._running or name in self._ended for name in ours)
 
     # -- what it may get
 

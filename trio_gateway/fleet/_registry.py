@@ -11,6 +11,7 @@ from ..contract import InternalRequest, Rejection, Worker, WorkerStatus
 from ..errors import Problem
 from ..wire import Gauges
 from ._book import FleetSettings, WorkerBook, slots_for, tokens_of
+from ._breaker import Breaker
 from ._choice import choose, prefix_keys, session_keys
 from ._outage import Outage
 from ._snapshot import Snapshot, Source
@@ -72,6 +73,7 @@ class Fleet:
         self.models: dict[str, Route] = {route.model: route for route in routes}
         self.routes: dict[str, Route] = {}
         self._reported_only: Final = not self.models
+        self._reported: set[str] = set()
         self._known: dict[str, float] = {}  # until when a reported name is known
         self._serving: dict[str, list[WorkerBook]] = {}
         self.changed: Callable[[], None] = _nothing
@@ -134,9 +136,10 @@ class Fleet:
         self._serving.clear()
         if self._reported_only:
             now = self._now()
-            reported = {name for book in self.books.values() for name in book.models or ()}
+            before, self._reported = self._reported, {n for b in self.books.values() for n in b.models or ()}
+            # From now on, for those too that nobody reports any more since this moment.
+            self._known |= dict.fromkeys(sorted(before | self._reported), now + REMEMBERED)
             self._known = {name: until for name, until in self._known.items() if until > now}
-            self._known |= dict.fromkeys(sorted(reported), now + REMEMBERED)
             self.models = {name: self.models.get(name, Route(name, name)) for name in self._known}
         self.routes = {
             name: route for route in self.models.values() for name in (route.model, *route.aliases)
@@ -189,7 +192,8 @@ class Fleet:
     def _can_be_asked(self, route: Route) -> bool:
         now = self._now()
         return any(
-            book.ready(now) and not book.refuses(route.model, now) for book in self.serving(route.model)
+            book.ready(now) and book.snapshot.takes(route.upstream) and not book.refuses(route.model, now)
+            for book in self.serving(route.model)
         )
 
     def ready(self) -> bool:
@@ -263,15 +267,14 @@ class Fleet:
         return Problem.of("no_worker", "no worker serves this model now")
 
     def next_opening(self) -> float | None:
-        """When the next outage lets a trial through; moments that are past tell nothing new."""
+        """When an outage, or a breaker without probes, next lets a trial through; the past tells nothing."""
         now = self._now()
-        times = [
-            at
-            for book in self.books.values()
-            for outage in book.outages.values()
-            if (at := outage.opens_at()) is not None and at > now
-        ]
-        return min(times, default=None)
+        gates: list[Outage | Breaker] = []
+        for book in self.books.values():
+            gates += book.outages.values()
+            if not self.settings.probed:  # else the result of a probe is the moment
+                gates += book.breakers.values()
+        return min((at for gate in gates if (at := gate.opens_at()) is not None and at > now), default=None)
 
     def hold(self, request: InternalRequest, worker: Worker) -> int:
         """Take the slots of a request; answers how many."""
@@ -345,19 +348,25 @@ class Fleet:
         if rejection.reason != "model_not_loaded":
             outage = book.outages.setdefault(request.model, Outage(self.settings.first_pause))
             outage.rejected(now, rejection.status, rejection.retry_after, rejection.placed_at)
-        if self.settings.probed or worker.dialect.agent:  # else nothing would ever tell that it is over
+        if self.settings.probed or book.reporting:  # else nothing would ever tell that it is over
             own = book.held + book.draining - slots_for(request, worker)
             book.snapshot = book.snapshot.rejected(
-                rejection.reason, request.upstream_model, now, book.slots, max(own, 0)
+                rejection.reason, request.upstream_model, now, book.all_slots, max(own, 0)
             )
         if rejection.reason != "capacity":
             self.asked(book)
         self.changed()
 
     def reported(self, worker: Worker, status: WorkerStatus) -> None:
-        """See FleetPort. Of a worker that was replaced, nothing is taken any more."""
+        """See FleetPort. Of a worker that was replaced nothing is taken any more, and no older news.
+
+        A configured agent only ever reports with its rejections, so nothing would
+        correct its counts, its state or its list afterwards: probes tell of it.
+        """
         book = self._of_worker.get(worker)
-        if book is None or book.removed:
+        if book is None or book.removed or not book.reporting:
+            return
+        if (status.incarnation, status.seq) < (book.snapshot.incarnation, book.snapshot.seq):
             return
         now = self._now()
         reading = Snapshot(
@@ -383,6 +392,7 @@ class Fleet:
         book.snapshot = book.snapshot.faulted()
         book.breaker(request.model).fault(request.exchange_id, self._now())
         if book.refuses(request.model, self._now()):
+            self.asked(book)  # so that whoever watches learns when a probe is due
             self.changed()
 
     def progressed(self, worker: Worker, exchange_id: str, at: float, events: int | None) -> None:
