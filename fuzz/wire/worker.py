@@ -176,6 +176,7 @@ _STREAMS: Final = (
     _ACCEPTED + b'{"t":"result","status":200,"body":"WEBVTT","content_type":"text/vtt"}\n{"t":"end"}\n',
     _ACCEPTED + b'{"t":"news"}\n{"t":"finish","i":0,"reason":"abort"}\n',
     _ACCEPTED + b'{"t":"event","event":"response.completed","data":"{}"}\n',
+    _ACCEPTED + b'{"t":"error","code":"moved","status":302}\n',
     b'{"released":{"id":"a","attempt":1,"generated":3,"kv_released":true}}\n{"later":1}\n',
     b'{"rejected":"capacity","worker":{"incarnation":1,"seq":2,"state":"ready","models":["m"],"slots":8,"running":8,'
     b'"queued":0}}',

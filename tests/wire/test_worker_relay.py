@@ -245,6 +245,21 @@ def test_usage_goes_to_whoever_asked_for_it(asked: bool, running: bool) -> None:
     assert len(told) == 2 + asked
 
 
+def test_usage_counts_what_came_since_it_was_told() -> None:
+    early = line("usage", prompt_tokens=3, completion_tokens=1)
+    only_prompt = line("usage", prompt_tokens=4)
+    _, relay = relayed(lines(ACCEPTED, A, early, A, B))
+    assert relay.usage == Usage(3, None, 3)
+    _, relay = relayed(lines(ACCEPTED, A, only_prompt, A))
+    assert relay.usage == Usage(4, None, 2)
+    _, relay = relayed(lines(ACCEPTED, A, A, A, early, STOP, END))
+    assert relay.usage == Usage(3, None, 1)  # the engine knows best
+    _, relay = relayed(lines(ACCEPTED, PING, early))
+    assert relay.usage == Usage(3, None, 1)
+    _, relay = relayed(lines(ACCEPTED, PING, A))
+    assert relay.usage == Usage(generated=7)
+
+
 def test_a_receipt_is_a_comment_in_front_of_the_end() -> None:
     out, relay = relayed(lines(ACCEPTED, A, STOP, END), like=shape(receipt=True))
     digest = hashlib.sha256(b"".join(each.data + b"\n" for each in events_by_the_standard(out))).hexdigest()
@@ -394,7 +409,7 @@ def named(*records: bytes, operation: Operation = RESPONSES) -> tuple[list[tuple
 
 def test_named_events_pass_with_the_public_name_and_the_terminal_one_is_the_closing_word() -> None:
     records = [event(data, data["type"]) for data in (CREATED_EVENT, TEXT_EVENT, DONE_EVENT)]  # type: ignore[arg-type]
-    found, relay = named(*records, END)
+    found, relay = named(PING, *records, END)
     assert [name for name, _ in found] == ["response.created", "response.output_text.delta"]
     assert found[0][1]["response"]["model"] == MODEL
     assert found[1][1] == TEXT_EVENT

@@ -144,7 +144,7 @@ class Failed(_Record, frozen=True, tag="error"):
     code: Annotated[str, Meta(min_length=1, max_length=64)]
     message: str = ""
     retry: str = "elsewhere"
-    status: Annotated[int, Meta(ge=300, le=599)] | UnsetType | None = UNSET
+    status: Annotated[int, Meta(ge=400, le=599)] | UnsetType | None = UNSET
     type: str | UnsetType | None = UNSET
     param: str | UnsetType | None = UNSET
 

@@ -8,6 +8,7 @@ engine has let go. What leaves the grammar of `_worker_stream` is refused.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Final, Protocol
 
 import msgspec
@@ -99,6 +100,7 @@ class AgentRelay:
             self._sink = _ChunkSink(shape, operation, answer_id, created)
         else:
             self._sink = _EventSink(shape, operation.style)
+        self._counted = 0  # generated tokens that the last usage has counted
         self.done = False
         self.fault: EngineError | None = None
         self.aborted = False
@@ -137,10 +139,11 @@ class AgentRelay:
 
     @property
     def usage(self) -> Usage | None:
-        """The last usage that was reported; without one, the tokens that the records stand for."""
-        if self._sink.usage is None and self.generated:
-            return Usage(generated=self.generated)
-        return self._sink.usage
+        """The last usage that was reported, and the tokens that records have stood for since."""
+        reported, since = self._sink.usage, self._grammar.counted - self._counted
+        if reported is None:
+            return Usage(generated=self.generated) if self.generated else None
+        return replace(reported, generated=(reported.generated or 0) + since) if since else reported
 
     @property
     def receipt(self) -> str | None:
@@ -222,6 +225,8 @@ class AgentRelay:
 
     def _pass(self, record: Record, out: list[bytes]) -> None:
         self.progress += 1
+        if isinstance(record, UsageCounts) and record.completion_tokens:
+            self._counted = self._grammar.counted
         before = len(out)
         self._pass_on(self._sink.take(record), out)
         self.dropped += len(out) == before and not isinstance(record, UsageCounts)

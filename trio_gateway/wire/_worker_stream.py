@@ -145,20 +145,21 @@ class Grammar:
 
     Attributes:
         stage: how far it is.
+        counted: tokens that deltas and tool calls stand for.
     """
 
     def __init__(self, form: AnswerForm, choices: int) -> None:
         self._form = form
         self._choices = choices
         self._finished: set[int] = set()
-        self._counted = 0  # tokens that deltas stand for
+        self.counted = 0
         self._told = 0  # tokens that pings told of
         self.stage = Stage.NEW
 
     @property
     def generated(self) -> int:
         """Tokens generated so far, as far as the records tell: pings may be ahead of deltas."""
-        return max(self._counted, self._told)
+        return max(self.counted, self._told)
 
     @property
     def all_finished(self) -> bool:
@@ -193,7 +194,7 @@ class Grammar:
         if isinstance(record, Finish):
             self._finished.add(record.i)
         else:
-            self._counted += record.n
+            self.counted += record.n
 
     def _check_end(self) -> None:
         if self._form is AnswerForm.CHOICES and not self.all_finished:
