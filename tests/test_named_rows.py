@@ -26,7 +26,6 @@ NO_WITNESS: Final = {"docs", "config", "conformance"}
 RESERVED: Final = {
     "upgrade_required": "WebSocket routes",
     "wait_exceeds_deadline": "admission that predicts the wait",
-    "engine_unavailable": "circuit breakers",
     "operator_cancelled": "an admin endpoint that acts",
 }
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Final
 
 from tests.docs.pages import DOCS, constants, modules, setting_defaults, table, words
 from trio_gateway.contract import Outcome
 from trio_gateway.errors import CODES
+from trio_gateway.exchange._retry import Failure, Way, of_rejection
+from trio_gateway.wire import REJECTIONS, rejection_of
 
 PAGE: Final = "explanation/endings-and-retries.md"
 SETTING: Final = re.compile(r"`((?:[a-z]+)\.[a-z_]+)` \[([^\]]+)\]")
@@ -51,11 +54,12 @@ def test_every_outcome_has_a_farewell_on_the_page() -> None:
 
 # Retries --------------------------------------------------------------------------------------------------
 
-Meaning = tuple[str, bool, bool, set[str]]
+Meaning = tuple[set[str], bool, bool, set[str], set[str]]
+SIGNALS: Final = {*REJECTIONS, "loading"}
 
 
 def failures() -> dict[str, Meaning]:
-    """Every way in which an attempt can fail, by its reason: where to go, fault, no room, codes."""
+    """Every way in which an attempt can fail, by its reason: where to go, fault, no room, codes, signals."""
     (tree,) = modules("exchange/_retry.py").values()
     return dict(
         _meaning(call, statements[:number])
@@ -81,24 +85,28 @@ def _failures_in(statement: ast.stmt) -> Iterator[ast.Call]:
 
 
 def _meaning(call: ast.Call, before: list[ast.stmt]) -> tuple[str, Meaning]:
-    way, problem, reason = call.args
-    flags = {keyword.arg: ast.unparse(keyword.value) == "True" for keyword in call.keywords}
+    names = [field.name for field in dataclasses.fields(Failure)]
+    given = dict(zip(names, call.args, strict=False))
+    given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    reason = given["reason"]
     assert isinstance(reason, ast.Constant)
     return str(reason.value), (
-        _word(way),
-        flags.get("fault", False),
-        flags.get("rejected", False),
-        _codes(problem, before),
+        {name.lower() for name in _texts(given["way"], before, Way.__members__)},
+        "fault" in given and ast.unparse(given["fault"]) == "True",
+        "rejected" in given and ast.unparse(given["rejected"]) == "True",
+        _texts(given["problem"], before, CODES),
+        _texts(given["signal"], before, SIGNALS) if "signal" in given else set(),
     )
 
 
-def _codes(expression: ast.AST, before: list[ast.stmt]) -> set[str]:
-    """The codes in an expression, and in what was assigned before to the names in it."""
-    found = {text for text in constants(expression, str) if text in CODES}
+def _texts(expression: ast.AST, before: list[ast.stmt], among: Container[str]) -> set[str]:
+    """The words in an expression that are of a kind, and in what was assigned before to the names in it."""
+    members = (node.attr for node in ast.walk(expression) if isinstance(node, ast.Attribute))
+    found = {text for text in (*constants(expression, str), *members) if text in among}
     names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
     for number, statement in enumerate(before):
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in names:
-            found |= _codes(statement.value, before[:number])
+            found |= _texts(statement.value, before[:number], among)
     return found
 
 
@@ -106,10 +114,11 @@ def test_the_page_draws_the_table_of_failed_attempts() -> None:
     flag = {"yes": True, "": False}
     drawn = {
         row["Reason"].strip("`"): (
-            row["Again"],
+            set(row["Again"].split(" or ")),
             flag[row["Fault"]],
             flag[row["No room"]],
             set(words(row["Told"])),
+            set(words(row["Says of the worker"])),
         )
         for row in table(PAGE, "What a failed attempt means")
     }
@@ -119,6 +128,23 @@ def test_the_page_draws_the_table_of_failed_attempts() -> None:
 def test_where_no_code_is_fixed_the_page_says_what_is_told_instead() -> None:
     for row in table(PAGE, "What a failed attempt means"):
         assert words(row["Told"]) or row["Told"] in ("the engine's words", "what it cannot do")
+
+
+def test_the_page_draws_what_each_typed_rejection_means() -> None:
+    """A rejection that is not capacity: its way, its status and code, and whether it counts as a fault."""
+    drawn = {}
+    for row in table(PAGE, "What an agent's rejection means"):
+        status, _, code = row["Told"].partition(" ")
+        told = "".join(words(code)) or code
+        drawn[words(row["Word"])[0]] = (row["Again"], row["Fault"] == "yes", int(status), told)
+    meant = {}
+    for word in REJECTIONS:
+        found = rejection_of(b'{"rejected": "%s"}' % word.encode())
+        assert found is not None
+        failure = of_rejection(word, found[1])
+        meant[word] = (failure.way.name.lower(), failure.fault, failure.problem.status, failure.problem.code)
+        assert failure.signal in ("", word)
+    assert drawn == meant
 
 
 # Figures --------------------------------------------------------------------------------------------------
