@@ -85,7 +85,7 @@ async def running(kind: str = "vllm", *, metrics: bool = False, **settings: Any)
     listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
-        nursery.start_soon(server.serve, [listener])
+        nursery.start_soon(server.serve, [listener])  # noqa: ASYNC113 - it listens already
         served = Running(engine, server, listener.socket.getsockname()[:2])
         yield served
         await served.idle()
