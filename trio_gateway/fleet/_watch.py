@@ -35,6 +35,7 @@ from ._registry import Fleet
 AT_LEAST: Final = 0.25  # seconds between two probes, however much somebody wants one
 LIST_EVERY: Final = 30.0  # seconds between two looks at a worker's list of models
 AGAIN: Final = (0.1, 2.0)  # seconds until a broken stream of events is asked for again, doubling to the last
+LOOK_EVERY: Final = 1.0  # seconds between two looks whether a worker is still watched
 CHASE_EVERY: Final = 1.0  # seconds after which an agent is told again that an attempt is over
 MOST_CHASED: Final = 64  # attempts at a time
 MOST_MODELS: Final = 1024
@@ -119,11 +120,25 @@ class FleetWatch:
         """Watch one more worker, until it is removed and nothing of it drains."""
         if self._nursery is not None and book not in self._watched:
             watched = self._watched[book] = _Watched()
-            if self._settings.interval:
-                self._nursery.start_soon(self._watch, book, watched)
-            if book.worker.dialect.agent:
-                self._nursery.start_soon(self._follow, book)
-                self._nursery.start_soon(self._chase, book)
+            self._nursery.start_soon(self._attend, book, watched)
+
+    async def _attend(self, book: WorkerBook, watched: _Watched) -> None:
+        """Do all that is done for one worker; what waits for it ends with it."""
+        try:
+            async with trio.open_nursery() as nursery:
+                if self._settings.interval:
+                    nursery.start_soon(self._watch, book, watched)
+                if book.worker.dialect.agent:
+                    nursery.start_soon(self._follow, book)
+                    nursery.start_soon(self._chase, book)
+                while self._is_of_interest(book):  # noqa: ASYNC110  (fleet and drain keeper tell nobody)
+                    await trio.sleep(LOOK_EVERY)
+                nursery.cancel_scope.cancel(reason="the worker is removed")
+        finally:
+            del self._watched[book]
+
+    def _is_of_interest(self, book: WorkerBook) -> bool:
+        return not book.removed or bool(self._drain.of_worker(book.worker))
 
     def _hurry(self, book: WorkerBook) -> None:
         if (watched := self._watched.get(book)) is not None:
@@ -132,13 +147,10 @@ class FleetWatch:
     # -- probes
 
     async def _watch(self, book: WorkerBook, watched: _Watched) -> None:
-        try:
-            while not book.removed:
-                await self._look_at(book, watched)
-                watched.wake = trio.Event()
-                await self._wait(book, watched)
-        finally:
-            del self._watched[book]
+        while not book.removed:
+            watched.wake = trio.Event()
+            await self._look_at(book, watched)
+            await self._wait(book, watched)
 
     async def _wait(self, book: WorkerBook, watched: _Watched) -> None:
         """Wait until a probe is due: by time, since a breaker wants one, or since somebody asked."""
@@ -150,21 +162,31 @@ class FleetWatch:
             await trio.sleep_until(begun + AT_LEAST)
 
     async def _look_at(self, book: WorkerBook, watched: _Watched) -> None:
-        registered = book.expires_at is not None
-        if registered and self._fleet.wants_probe(book) is None:
+        if book.reporting and not book.snapshot.suspect and self._fleet.wants_probe(book) is None:
             return  # it says itself how it is
-        path = "/livez" if registered else HEALTH[book.worker.dialect.kind]
+        path = "/livez" if book.reporting else HEALTH[book.worker.dialect.kind]
         status, body = await self._ask(book, path)
         healthy = status is not None and (status < 500 or status in NO_SUCH_PAGE)
         self._note(book, watched, healthy, status)
         self._fleet.probed(book, healthy)
-        if healthy and not book.worker.dialect.agent:
-            await self._read_gauges(book, watched)
-            if path == MODELS:
-                self._take_models(book, status, body)
-            elif book.snapshot.missing or trio.current_time() >= watched.list_at:
-                watched.list_at = trio.current_time() + LIST_EVERY
-                self._take_models(book, *await self._ask(book, MODELS))
+        if not healthy:
+            return
+        if book.worker.dialect.agent:
+            if not book.reporting and self._list_is_due(watched):
+                book.snapshot = book.snapshot.listed()  # it has no list: it says no when it is asked again
+            return
+        await self._read_gauges(book, watched)
+        if path == MODELS:
+            self._take_models(book, status, body)
+        elif self._list_is_due(watched) or book.snapshot.missing:
+            self._take_models(book, *await self._ask(book, MODELS))
+
+    @staticmethod
+    def _list_is_due(watched: _Watched) -> bool:
+        due = trio.current_time() >= watched.list_at
+        if due:
+            watched.list_at = trio.current_time() + LIST_EVERY
+        return due
 
     async def _read_gauges(self, book: WorkerBook, watched: _Watched) -> None:
         """Read how busy it is. A source that it turned out not to have is not asked again soon."""
@@ -210,7 +232,7 @@ class FleetWatch:
 
     async def _chase(self, book: WorkerBook) -> None:
         """Say again that an attempt is over whose engine has not let go long after its stream was closed."""
-        while self._is_of_interest(book):
+        while True:
             await trio.sleep(CHASE_EVERY)
             for attempt_id in self._drain.of_worker(book.worker, CHASE_EVERY)[:MOST_CHASED]:
                 with trio.move_on_after(self._settings.timeout), contextlib.suppress(UpstreamFailed):
@@ -218,12 +240,9 @@ class FleetWatch:
                     if status == 404:  # it is not known there: whatever it was, it is over
                         self._drain.released(book.worker, attempt_id)
 
-    def _is_of_interest(self, book: WorkerBook) -> bool:
-        return not book.removed or bool(self._drain.of_worker(book.worker))
-
     async def _follow(self, book: WorkerBook) -> None:
         wait = AGAIN[0]
-        while self._is_of_interest(book):
+        while True:
             reader = ReleaseReader()
             begun = trio.current_time()
 
