@@ -156,8 +156,8 @@ class Registrations:
         entry.book.expires_at = self._now() + self._settings.ttl
         status = status_of(report)
         worker = entry.book.worker
-        if status.requests is not None:
-            self._drain.listed(worker, status.requests)
+        if status.requests is not None or not (status.running or status.queued):
+            self._drain.listed(worker, status.requests or ())
         self._fleet.reported(worker, status)
 
     def remove(self, worker_id: str, shown: str, incarnation: int | None) -> None:

@@ -101,6 +101,6 @@ async def resolve(host: str) -> list[str]:
     """Answer the addresses of a name, or the address itself; none if it can not be resolved."""
     try:
         found = await trio.socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for what can not be a name, such as "a..b"
         return []
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
