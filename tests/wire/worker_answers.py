@@ -77,9 +77,15 @@ _usages = st.fixed_dictionaries(
     },
 ).map(lambda record: line(record.pop("t"), **record))
 _pings = st.builds(lambda n: line("ping", generated=n, paused=False), st.integers(0, 9))
+
+
+def _status(status: int | None) -> dict[str, Any]:
+    return {} if status is None else {"status": status}
+
+
 _errors = st.builds(
     lambda code, retry, status: line(
-        "error", code=code, message="at sk-secret", retry=retry, **({"status": status} if status else {})
+        "error", code=code, message="at sk-secret", retry=retry, **_status(status)
     ),
     st.sampled_from(
         ["capacity", "draining", "out_of_memory", "engine_failed", "too_long", "model_load_failed"]

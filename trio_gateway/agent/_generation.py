@@ -42,7 +42,6 @@ LATE: Final = 1.0  # seconds beyond the deadline: the gateway, which has the sam
 LAST_WORD: Final = 2.0  # seconds for a reader that was given up to take the reason
 WRITE_SIZE: Final = 16 * KiB
 STALLED: Final = Failed("reader_stalled", "the reader took nothing for too long", "never")
-BROKE_OFF: Final = Failed("engine_protocol_error", "the engine's answer broke off", "elsewhere")
 
 
 class Generations:
