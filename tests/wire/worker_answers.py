@@ -55,6 +55,10 @@ def _with(record: dict[str, Any]) -> bytes:
     return line(record.pop("t"), **{key: value for key, value in record.items() if value is not None})
 
 
+def _written(record: dict[str, Any]) -> bytes:
+    return line(record.pop("t"), **record)
+
+
 _choice = st.sampled_from([0, 0, 0, 1])
 _deltas = st.fixed_dictionaries(
     {"t": st.just("delta"), "i": _choice, "text": TEXTS, "n": st.integers(0, 4)},
@@ -75,7 +79,7 @@ _usages = st.fixed_dictionaries(
         "cached_tokens": st.integers(0, 3),
         "details": st.just({"total_tokens": 1, "completion_tokens_details": {"reasoning_tokens": 1}}),
     },
-).map(lambda record: line(record.pop("t"), **record))
+).map(_written)
 _pings = st.builds(lambda n: line("ping", generated=n, paused=False), st.integers(0, 9))
 
 
