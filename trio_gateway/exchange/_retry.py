@@ -107,7 +107,7 @@ def of_error(error: EngineError, retry_after: float | None = None) -> Failure:
     status = error.status
     if error.gave_up:
         return ABORTED
-    if error.out_of_memory and status >= 500:
+    if error.lacked_memory:
         return Failure(
             Way.NOWHERE,
             Problem.of(

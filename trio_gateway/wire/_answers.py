@@ -13,6 +13,7 @@ from ..errors import EngineProtocolError
 from ._json import join_members, raw_members
 
 MAX_MESSAGE_BYTES: Final = 1024
+FAILED_DEPENDENCY: Final = 424  # how TGI says that generating failed
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|outofmemory|cuda error: memory|hip out of memory|kv cache is full", re.IGNORECASE
 )
@@ -52,6 +53,11 @@ class EngineError:
     out_of_memory: bool = False
     gave_up: bool = False
     final: bool = False
+
+    @property
+    def lacked_memory(self) -> bool:
+        """Whether it failed for want of memory; the same words about a request are the caller's matter."""
+        return self.out_of_memory and (self.status >= 500 or self.status == FAILED_DEPENDENCY)
 
 
 # Counts that no engine reaches are no counts; they would only break what adds them up.

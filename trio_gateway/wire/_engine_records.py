@@ -102,7 +102,7 @@ def failed_of(error: EngineError) -> Failed:
     status = error.status
     if error.gave_up:
         return Failed("aborted", "the engine gave the request up")
-    if error.out_of_memory and status >= 500:
+    if error.lacked_memory:
         return Failed("out_of_memory", "the engine is out of memory", "never")
     if status in (429, 503):
         return Failed("capacity" if status == 429 else "overloaded", "the engine has no room")
