@@ -11,6 +11,7 @@ Modules in the order of reading::
     _steps              the vocabulary of scripts
     _answers            scripts of OpenAI-compatible answers
     _ollama             scripts of Ollama's, and an engine that behaves like it
+    _agent              scripts of agents' answers
     _engine             the server, over _engine_connection
     _client             the client, over _client_answers and _event_stream
     _messages           strict HTTP/1.1 reading, for both sides
@@ -22,6 +23,13 @@ Modules in the order of reading::
     _llama              the real engine
 """
 
+from ._agent import AGENT_HEAD as AGENT_HEAD
+from ._agent import agent_failure as agent_failure
+from ._agent import agent_record as agent_record
+from ._agent import agent_rejection as agent_rejection
+from ._agent import agent_report as agent_report
+from ._agent import agent_result as agent_result
+from ._agent import agent_stream as agent_stream
 from ._answers import DONE as DONE
 from ._answers import Usage as Usage
 from ._answers import chat_answer as chat_answer

@@ -10,7 +10,7 @@ the like.
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,10 +78,16 @@ class ScriptedEngine:
             last one serves all further requests. A function is called with the
             request and answers its script. Without any, `good_answer` serves.
         models: what ``GET /v1/models`` lists.
+        pages: scripts of requests to these targets, whatever their method; one that ends
+            with ``/`` stands for all below it. They are no inference requests.
         socket_path: listen on this unix socket instead of a port of 127.0.0.1.
         tls: speak TLS with this context.
         send_buffer: bytes of the kernel's send buffer, so that back pressure
             shows early; None leaves the system's.
+
+    Attributes:
+        pages: may be changed at any time.
+        page_requests: what was asked for at them.
 
     Use `open_engine`, or ``await nursery.start(engine.serve)``.
     """
@@ -90,6 +96,7 @@ class ScriptedEngine:
         self,
         *scripts: Scripting,
         models: Sequence[str] = ("m1",),
+        pages: Mapping[str, Scripting] | None = None,
         socket_path: Path | None = None,
         tls: ssl.SSLContext | None = None,
         send_buffer: int | None = None,
@@ -99,6 +106,8 @@ class ScriptedEngine:
         self._heads = 0
         self._by_number: dict[int, EngineRequest] = {}
         self._models = tuple(models)
+        self.pages: dict[str, Scripting] = dict(pages or {})
+        self.page_requests: list[EngineRequest] = []
         self._socket_path = socket_path
         self._tls = tls
         self._send_buffer = send_buffer
@@ -151,6 +160,14 @@ class ScriptedEngine:
         """Wait until the `number`-th inference request has arrived, and answer it."""
         await self._changed.wait_for(lambda: number in self._by_number)
         return self._by_number[number]
+
+    async def page_request(self, target: str, number: int = 1) -> EngineRequest:
+        """Wait until a target was asked for the `number`-th time, and answer that request."""
+        await self._changed.wait_for(lambda: len(self._asked_for(target)) >= number)
+        return self._asked_for(target)[number - 1]
+
+    def _asked_for(self, target: str) -> list[EngineRequest]:
+        return [request for request in self.page_requests if request.target == target]
 
     async def wait_idle(self) -> None:
         """Wait until no request is open."""
@@ -213,11 +230,24 @@ class ScriptedEngine:
 
     async def _serve_request(self, connection: EngineConnection) -> None:
         head = await connection.next_head()
+        if (page := self._page_of(head.start[1])) is not None:
+            await self._serve_page(connection, head, page)
+            return
         if head.start[0] != "POST":
             await connection.read_body(head, None)
             await connection.send_plainly(encode_json(self._answer_get(head.start[1])))
             return
         await self._serve_inference(connection, head)
+
+    def _page_of(self, target: str) -> Scripting | None:
+        above = [name for name in self.pages if name.endswith("/") and target.startswith(name)]
+        return self.pages.get(target) or self.pages.get(max(above, key=len, default=""))
+
+    async def _serve_page(self, connection: EngineConnection, head: MessageHead, page: Scripting) -> None:
+        request = EngineRequest(0, connection.number, head, await connection.read_body(head, None))
+        self.page_requests.append(request)
+        self._changed.notify()
+        await connection.play(page(request) if callable(page) else page, request)
 
     async def _serve_inference(self, connection: EngineConnection, head: MessageHead) -> None:
         self._heads += 1
@@ -258,13 +288,14 @@ class ScriptedEngine:
 async def open_engine(
     *scripts: Scripting,
     models: Sequence[str] = ("m1",),
+    pages: Mapping[str, Scripting] | None = None,
     socket_path: Path | None = None,
     tls: ssl.SSLContext | None = None,
     send_buffer: int | None = None,
 ) -> AsyncIterator[ScriptedEngine]:
     """Run a `ScriptedEngine` for the length of the block; arguments are its own."""
     engine = ScriptedEngine(
-        *scripts, models=models, socket_path=socket_path, tls=tls, send_buffer=send_buffer
+        *scripts, models=models, pages=pages, socket_path=socket_path, tls=tls, send_buffer=send_buffer
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.serve)
