@@ -31,8 +31,8 @@ help: ## list these words
 # What people do -------------------------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: $(STAMPS)/local $(STAMPS)/model $(STAMPS)/package ## a real model answers through the gateway (ONCE=1: then exit)
-	@$(VENV)/bin/trio-gateway demo $(if $(ONCE),--once)
+demo: $(STAMPS)/local $(STAMPS)/model $(STAMPS)/package ## a real model answers through the gateway (ONCE=1: then exit; WORKERS=3: and a fleet)
+	@$(VENV)/bin/trio-gateway demo $(if $(ONCE),--once) $(if $(WORKERS),--workers $(WORKERS))
 
 .PHONY: test
 test: environment ## the whole test suite (ARGS="-k words" narrows it)

@@ -163,11 +163,14 @@ def check_config(file: ConfigFile = None, config: ConfigOption = None, overrides
 @app.command()
 def demo(
     once: Annotated[bool, typer.Option("--once", help="End after the answer.")] = False,
+    workers: Annotated[
+        int, typer.Option("--workers", min=0, max=16, help="Simulated workers beside it.")
+    ] = 0,
 ) -> None:
     """Show a real small model answering through the gateway, on this machine alone."""
     from .demo import run_demo  # needs the extra 'local', which serving does not
 
-    raise typer.Exit(run_demo(once))
+    raise typer.Exit(run_demo(once, workers))
 
 
 @app.command()

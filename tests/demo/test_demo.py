@@ -23,11 +23,30 @@ from trio_gateway.config import parse_settings
 from trio_gateway.demo._demo import run_demo
 from trio_gateway.demo._ending import Cause, DemoError, Ending
 from trio_gateway.demo._fetch import fetch
-from trio_gateway.demo._processes import USUAL_PORT, _start, choose_ports, gateway_command, gateway_config
-from trio_gateway.demo._question import ask
-from trio_gateway.testing import WaitFor, chat_stream, error_answer, missing_parts, open_engine
+from trio_gateway.demo._fleet import Answered, SimulatedFleet
+from trio_gateway.demo._processes import (
+    JOINING_FILE,
+    USUAL_PORT,
+    Ports,
+    _start,
+    choose_ports,
+    gateway_command,
+    gateway_config,
+)
+from trio_gateway.demo._question import SIMULATED_TOKENS, ask, ask_simulated
+from trio_gateway.demo._screen import Screen
+from trio_gateway.testing import (
+    EndChunks,
+    WaitFor,
+    chat_stream,
+    error_answer,
+    error_event,
+    missing_parts,
+    open_engine,
+)
 
 needs_engine = pytest.mark.skipif(missing_parts() is not None, reason=str(missing_parts()))
+PORTS: Final = Ports(18080, 19090, 19091)
 DEMO: Final = (gateway_command(Path())[:-3], "demo")
 
 
@@ -35,12 +54,24 @@ DEMO: Final = (gateway_command(Path())[:-3], "demo")
 
 
 def test_its_configuration_is_one_that_the_gateway_accepts() -> None:
-    settings = parse_settings(gateway_config("http://127.0.0.1:7000", 18080, 19090))
+    settings = parse_settings(gateway_config("http://127.0.0.1:7000", PORTS))
     assert [(worker.url, worker.kind) for worker in settings.workers] == [
         ("http://127.0.0.1:7000", "llamacpp")
     ]
     assert [(model.id, model.workers) for model in settings.models] == [("smollm2", ("local",))]
     assert [bind.port for bind in (*settings.server.bind, *settings.admin.bind)] == [18080, 19090]
+    assert settings.internal.bind == ()
+
+
+def test_with_workers_its_configuration_lets_them_register(tmp_path: Path) -> None:
+    (tmp_path / JOINING_FILE).write_text("0123456789abcdef")
+    config = gateway_config("http://127.0.0.1:7000", PORTS, registering=True)
+    settings = parse_settings(config, folder=tmp_path)
+    assert [bind.port for bind in settings.internal.bind] == [19091]
+    assert [(model.id, model.workers) for model in settings.models] == [
+        ("smollm2", ("local",)),
+        ("simulated", ("simulated",)),
+    ]
 
 
 def test_a_port_that_is_taken_is_not_chosen() -> None:
@@ -51,9 +82,9 @@ def test_a_port_that_is_taken_is_not_chosen() -> None:
             sock.listen()
         except OSError:
             pass  # taken by somebody else, which serves as well
-        port, admin_port = choose_ports()
-    assert port != USUAL_PORT
-    assert len({port, admin_port, 0}) == 3
+        ports = choose_ports()
+    assert ports.public != USUAL_PORT
+    assert len({ports.public, ports.admin, ports.internal, 0}) == 4
 
 
 def test_the_first_cause_counts() -> None:
@@ -91,6 +122,19 @@ async def test_a_child_that_ends_by_itself_ends_the_demo_with_its_last_words(tmp
             await _start(nursery, "it", [sys.executable, "-c", script], tmp_path / "log", ending, piped=False)
             await trio.sleep_forever()
     assert ending.cause == Cause(1, "it ended by itself (with status 3)", "last words")
+
+
+async def test_a_child_that_the_demo_itself_killed_does_not_end_it(tmp_path: Path) -> None:
+    ending = Ending()
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    async with trio.open_nursery() as nursery:
+        process = await _start(nursery, "it", command, tmp_path / "log", ending, piped=False)
+        ending.killed.add(process)
+        process.kill()
+        with trio.fail_after(10):
+            await process.wait()
+    assert process.returncode == -signal.SIGKILL
+    assert ending.cause is None
 
 
 async def test_a_child_ends_with_the_nursery_that_owns_it(tmp_path: Path) -> None:
@@ -170,6 +214,36 @@ async def test_a_refused_or_cut_question_is_an_error_of_the_demo() -> None:
             await ask(engine.url, lambda _: trio.from_thread.run_sync(engine.close_connections))
 
 
+async def test_of_a_simulated_answer_that_was_cut_it_is_known_what_the_client_was_told() -> None:
+    error = error_event("the engine's answer was cut")
+    cut = chat_stream("Bec", finish=None, done=False, end=False)
+    async with open_engine(chat_stream("all", " of", " it"), (*cut, error, EndChunks())) as engine:
+        assert (await ask_simulated(engine.url, 1))[1] == ""
+        assert (await ask_simulated(engine.url, 2))[1] == "the engine's answer was cut"
+        assert [request.json()["max_tokens"] for request in engine.requests] == [SIMULATED_TOKENS] * 2
+
+
+async def test_only_a_killed_worker_may_have_cut_an_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Answered("sim-1", 40, 1, "")
+    again = Answered("sim-2", 40, 2, "")
+    cut = Answered("sim-3", 12, 1, "it was cut")
+    async with trio.open_nursery() as nursery:
+        fleet = SimulatedFleet(nursery, Ending(), tmp_path, PORTS, Screen())
+        fleet._tell([cut, whole, again], "sim-3")
+        assert capsys.readouterr().out.splitlines() == [
+            "sim-1: whole, 40 tokens",
+            "sim-2: whole at the second try, 40 tokens",
+            "sim-3: cut after 12 tokens, and the client was told: it was cut",
+        ]
+        for killed in (None, "sim-1"):
+            with pytest.raises(DemoError, match="sim-3: cut"):
+                fleet._tell([whole, cut], killed)
+        with pytest.raises(DemoError, match="refused"):
+            fleet._tell([whole, DemoError("refused")], "sim-3")
+
+
 async def test_a_page_that_nobody_serves_is_an_os_error() -> None:
     async with open_engine() as engine:
         assert json.loads(await fetch(f"{engine.url}/health")) == {"status": "ok"}
@@ -242,6 +316,24 @@ def test_it_shows_an_answer_and_its_record_and_ends_well() -> None:
     assert len(answer.split()) > 5
     assert (record["outcome"], record["model"], record["worker"]) == ("completed", "smollm2", "local")
     assert record["tokens_delivered"] == record["tokens_generated"] > 5
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@needs_engine
+def test_with_workers_it_shows_that_a_killed_one_is_done_without() -> None:
+    with running_demo("--once", "--workers", "2") as process:
+        output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
+    _, _, rest = output.partition("and a worker is killed\n")
+    during, _, after = rest.partition(" more, while ")
+    killed = after[: len("sim-1")]
+    assert len(during.splitlines()) == 6, output  # with the blank line and the number of the next
+    assert [line for line in during.splitlines() if line.startswith(f"{killed}: cut after")]
+    others = [line for line in during.splitlines() if line.startswith("sim-") and killed not in line]
+    assert all(": whole" in line for line in others)
+    assert after.count(": whole, 40 tokens") == 4
+    assert f"{killed} has registered again" in after
 
 
 @pytest.mark.engine

@@ -36,10 +36,12 @@ class Ending:
 
     Attributes:
         before_engine: processes that have to end before the engine is ended.
+        killed: processes whose end is no reason to end, since the demo itself has killed them.
     """
 
     def __init__(self) -> None:
         self.before_engine: list[trio.Process] = []
+        self.killed: set[trio.Process] = set()
         self.scope = trio.CancelScope()
         self.cause: Cause | None = None
         self.answered = False

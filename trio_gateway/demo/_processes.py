@@ -1,9 +1,10 @@
-"""The engine and the gateway as child processes of the demo.
+"""The engine, the gateway and simulated workers as child processes of the demo.
 
-The demo's nursery owns both: cancelling it sends each child SIGTERM, and SIGKILL
-five seconds later if it is still there; the engine's turn comes when the gateway
-has ended, so that nobody is told that the engine failed. A child that ends by
-itself ends the demo, with the last lines of its log.
+The demo's nursery owns all: cancelling it sends each child SIGTERM, and SIGKILL
+five seconds later if it is still there; the turn of engine and workers comes when the
+gateway has ended, so that nobody is told that they failed. A child that ends by
+itself ends the demo, with the last lines of its log; one that was killed on purpose
+does not.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -29,10 +31,16 @@ CONTEXT_TOKENS: Final = 2048  # of each slot; the model was trained for no more 
 LOG_TAIL_LINES: Final = 20
 USUAL_PORT: Final = 8080
 USUAL_ADMIN_PORT: Final = 9090
+USUAL_INTERNAL_PORT: Final = 9091
 ENGINE_STARTS_WITHIN: Final = 120.0  # seconds; one is usual, a cold disk takes longer
 GATEWAY_STARTS_WITHIN: Final = 30.0
 READY_POLL_SECONDS: Final = 0.05
 ENDS_WITHIN: Final = 5.0  # seconds from SIGTERM to SIGKILL
+JOINING_FILE: Final = "join-token"
+SIMULATED_MODEL: Final = "simulated"
+SIMULATED_LABEL: Final = "simulated"
+SIMULATED_SLOTS: Final = 8
+SIMULATED_SPEED: Final = 20  # tokens a second, so that there is time to watch
 
 
 async def start_engine(nursery: trio.Nursery, ending: Ending, log: Path) -> str:
@@ -64,22 +72,30 @@ async def _read_address(process: trio.Process) -> str:
         raise DemoError(str(exc)) from exc
 
 
-def gateway_command(config: Path) -> list[str]:
-    """The command that runs the gateway of this very environment."""
+def program() -> list[str]:
+    """The command `trio-gateway` of this very environment."""
     script = Path(sys.executable).with_name("trio-gateway")
-    program = [str(script)] if script.exists() else [sys.executable, "-m", "trio_gateway"]
-    return [*program, "serve", "--config", str(config)]
+    return [str(script)] if script.exists() else [sys.executable, "-m", "trio_gateway"]
 
 
-def gateway_config(engine_url: str, port: int, admin_port: int) -> str:
-    """The gateway's configuration as TOML: one worker, one model, everything else as it comes."""
-    return f"""\
+def gateway_command(config: Path) -> list[str]:
+    """The command that runs the gateway."""
+    return [*program(), "serve", "--config", str(config)]
+
+
+def gateway_config(engine_url: str, ports: Ports, *, registering: bool = False) -> str:
+    """The gateway's configuration as TOML: one worker, one model, everything else as it comes.
+
+    Args:
+        registering: also a listener for workers that register, and the model that they have.
+    """
+    config = f"""\
 # Written by `trio-gateway demo`.
 [server]
-bind = ["127.0.0.1:{port}"]
+bind = ["127.0.0.1:{ports.public}"]
 
 [admin]
-bind = ["127.0.0.1:{admin_port}"]
+bind = ["127.0.0.1:{ports.admin}"]
 
 [[workers]]
 id = "local"
@@ -95,12 +111,37 @@ workers = ["local"]
 readiness_delay = 0
 grace = 1
 """
+    return config + _for_workers(ports) if registering else config
+
+
+def _for_workers(ports: Ports) -> str:
+    return f"""
+[internal]  # where workers register
+bind = ["127.0.0.1:{ports.internal}"]
+join_token_file = "{JOINING_FILE}"
+
+[[models]]
+id = "{SIMULATED_MODEL}"
+workers = ["{SIMULATED_LABEL}"]  # all that have this label
+"""
 
 
 async def start_gateway(nursery: trio.Nursery, ending: Ending, config: Path, log: Path) -> None:
     """Start the gateway; it need not be ready yet when this returns."""
     process = await _start(nursery, "the gateway", gateway_command(config), log, ending, piped=False)
     ending.before_engine.append(process)
+
+
+async def start_worker(
+    nursery: trio.Nursery, ending: Ending, worker_id: str, folder: Path, ports: Ports
+) -> trio.Process:
+    """Start a worker with a simulated engine; it need not be registered yet when this returns."""
+    command = [*program(), "worker", "--engine", "simulated", "--simulate", f"decode={SIMULATED_SPEED}"]
+    command += ["--id", worker_id, "--model", SIMULATED_MODEL, "--slots", str(SIMULATED_SLOTS)]
+    command += ["--label", SIMULATED_LABEL, "--gateway", f"http://127.0.0.1:{ports.internal}"]
+    command += ["--join-token-file", str(folder / JOINING_FILE)]
+    log = folder / f"{worker_id}.log"
+    return await _start(nursery, f"the worker {worker_id}", command, log, ending, piped=False, last=True)
 
 
 async def wait_ready(url: str) -> None:
@@ -118,10 +159,23 @@ async def wait_ready(url: str) -> None:
     raise DemoError(f"the gateway was not ready within {GATEWAY_STARTS_WITHIN:.0f} seconds")
 
 
-def choose_ports() -> tuple[int, int]:
-    """Choose ports for the gateway and its admin listener: the usual ones if they are free."""
-    with socket.socket() as public, socket.socket() as admin:
-        return _take_port(public, USUAL_PORT), _take_port(admin, USUAL_ADMIN_PORT)
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where the gateway listens: for clients, for operators, for workers."""
+
+    public: int
+    admin: int
+    internal: int
+
+
+def choose_ports() -> Ports:
+    """Choose the gateway's ports: the usual ones if they are free."""
+    with socket.socket() as public, socket.socket() as admin, socket.socket() as internal:
+        return Ports(
+            _take_port(public, USUAL_PORT),
+            _take_port(admin, USUAL_ADMIN_PORT),
+            _take_port(internal, USUAL_INTERNAL_PORT),
+        )
 
 
 def _take_port(sock: socket.socket, wanted: int) -> int:
@@ -179,6 +233,8 @@ async def _end(process: trio.Process, before: Sequence[trio.Process]) -> None:
 
 async def _watch(name: str, process: trio.Process, log: Path, ending: Ending) -> None:
     returncode = await process.wait()
+    if process in ending.killed:
+        return
     text = await trio.Path(log).read_text("utf-8", "replace")
     tail = "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
     ending.end(Cause(1, f"{name} ended by itself ({_how(returncode)})", tail))
