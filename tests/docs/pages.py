@@ -86,6 +86,26 @@ def _below(path: Path, folders: tuple[str, ...]) -> bool:
     return any(name == folder or name.startswith(f"{folder}/") for folder in folders)
 
 
+def assigned(module: str, name: str) -> ast.expr:
+    """What a module of the package assigns to one of its names."""
+    (tree,) = modules(module).values()
+    (found,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name and node.value is not None
+    ]
+    return found
+
+
+def fields_of(module: str, name: str) -> list[str]:
+    """The annotated names of a class, or the members of an enumeration, in their order."""
+    (tree,) = modules(module).values()
+    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    targets = [node.target for node in found.body if isinstance(node, ast.AnnAssign)]
+    members = [node.targets[0] for node in found.body if isinstance(node, ast.Assign)]
+    return [ast.unparse(target) for target in (*targets, *members)]
+
+
 def constants(tree: ast.AST, kind: type[str] | type[bytes]) -> Iterator[str]:
     """The string or bytes constants of a tree, docstrings included."""
     for node in ast.walk(tree):

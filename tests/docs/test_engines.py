@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.docs.pages import column, constants, modules, section, table, words
+from tests.docs.pages import assigned, column, constants, section, table, words
 from tests.e2e.serving import serving
 from trio_gateway.contract import CHAT, Dialect
 from trio_gateway.fleet import DIALECTS
@@ -79,12 +79,7 @@ ASKED = "What an engine is asked besides"
 
 def pages_by_kind(name: str) -> dict[str, list[str]]:
     """The pages in one of the tables of the watch, by kind of engine."""
-    (tree,) = modules("fleet/_watch.py").values()
-    (found,) = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name
-    ]
+    found = assigned("fleet/_watch.py", name)
     assert isinstance(found, ast.Dict)
     pairs = zip(found.keys, found.values, strict=True)
     return {
@@ -113,12 +108,7 @@ def test_every_page_that_an_engine_is_asked_for_is_listed() -> None:
     ],
 )
 def test_the_pace_of_questions_is_the_one_of_the_code(phrase: str, name: str) -> None:
-    (tree,) = modules("fleet/_watch.py").values()
-    (value,) = [
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name and node.value is not None
-    ]
+    value = ast.literal_eval(assigned("fleet/_watch.py", name))
     assert phrase.format(value) in " ".join(section(PAGE, ASKED).split())
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 from collections.abc import Container, Iterator
 from typing import Final
 
-from tests.docs.pages import DOCS, constants, modules, setting_defaults, table, words
+from tests.docs.pages import DOCS, constants, fields_of, modules, setting_defaults, table, words
 from trio_gateway.contract import Outcome
 from trio_gateway.errors import CODES
-from trio_gateway.exchange._retry import Failure, Way, of_rejection
-from trio_gateway.wire import REJECTIONS, rejection_of
+from trio_gateway.wire import REJECTIONS
 
 PAGE: Final = "explanation/endings-and-retries.md"
 SETTING: Final = re.compile(r"`((?:[a-z]+)\.[a-z_]+)` \[([^\]]+)\]")
@@ -85,13 +83,12 @@ def _failures_in(statement: ast.stmt) -> Iterator[ast.Call]:
 
 
 def _meaning(call: ast.Call, before: list[ast.stmt]) -> tuple[str, Meaning]:
-    names = [field.name for field in dataclasses.fields(Failure)]
-    given = dict(zip(names, call.args, strict=False))
+    given = dict(zip(fields_of("exchange/_retry.py", "Failure"), call.args, strict=False))
     given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     reason = given["reason"]
     assert isinstance(reason, ast.Constant)
     return str(reason.value), (
-        {name.lower() for name in _texts(given["way"], before, Way.__members__)},
+        {name.lower() for name in _texts(given["way"], before, fields_of("exchange/_retry.py", "Way"))},
         "fault" in given and ast.unparse(given["fault"]) == "True",
         "rejected" in given and ast.unparse(given["rejected"]) == "True",
         _texts(given["problem"], before, CODES),
@@ -128,23 +125,6 @@ def test_the_page_draws_the_table_of_failed_attempts() -> None:
 def test_where_no_code_is_fixed_the_page_says_what_is_told_instead() -> None:
     for row in table(PAGE, "What a failed attempt means"):
         assert words(row["Told"]) or row["Told"] in ("the engine's words", "what it cannot do")
-
-
-def test_the_page_draws_what_each_typed_rejection_means() -> None:
-    """A rejection that is not capacity: its way, its status and code, and whether it counts as a fault."""
-    drawn = {}
-    for row in table(PAGE, "What an agent's rejection means"):
-        status, _, code = row["Told"].partition(" ")
-        told = "".join(words(code)) or code
-        drawn[words(row["Word"])[0]] = (row["Again"], row["Fault"] == "yes", int(status), told)
-    meant = {}
-    for word in REJECTIONS:
-        found = rejection_of(b'{"rejected": "%s"}' % word.encode())
-        assert found is not None
-        failure = of_rejection(word, found[1])
-        meant[word] = (failure.way.name.lower(), failure.fault, failure.problem.status, failure.problem.code)
-        assert failure.signal in ("", word)
-    assert drawn == meant
 
 
 # Figures --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import dataclasses
 import functools
@@ -17,14 +18,16 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import trio
 import trustme
+import typer
 
-from tests.docs.pages import DOCS, blocks, column, page, table, words
+from tests.docs.pages import DOCS, assigned, blocks, column, page, table, words
 from tests.e2e.serving import serving
+from trio_gateway.cli import app
 from trio_gateway.config import Settings, parse_settings
 from trio_gateway.ledger import Record
 from trio_gateway.testing import (
@@ -36,6 +39,8 @@ from trio_gateway.testing import (
     open_engine,
 )
 
+# Any: see test_commands.
+WORKER: Final[Any] = typer.main.get_command(app).commands["worker"]  # type: ignore[attr-defined]
 GUIDES: Final = sorted(path.name for path in (DOCS / "how-to").glob("*.md") if path.name != "README.md")
 WITH_SETTINGS: Final = [name for name in GUIDES if blocks(page(f"how-to/{name}"), "toml")]
 PEM: Final = re.compile(r'^ca = "(.*)"$', re.MULTILINE)
@@ -117,27 +122,74 @@ def test_the_example_of_a_longer_grace_fits_into_its_hard_limit(tmp_path: Path) 
     assert shutdown.readiness_delay + shutdown.grace < shutdown.hard_limit
 
 
-def unit_file() -> str:
-    (unit,) = blocks(page("how-to/shut-down.md"), "ini")
+def unit_file(guide: str = "shut-down.md") -> str:
+    (unit,) = blocks(page(f"how-to/{guide}"), "ini")
     return unit
 
 
-def test_the_unit_allows_the_descriptors_that_the_default_connections_need() -> None:
-    unit = configparser.ConfigParser()
+def settings_of_unit(guide: str) -> configparser.SectionProxy:
+    unit = configparser.ConfigParser(interpolation=None)
     unit.optionxform = str  # type: ignore[assignment, method-assign]
-    unit.read_string(unit_file())
-    assert int(unit["Service"]["LimitNOFILE"]) > 2 * Settings().limits.connections
+    unit.read_string(unit_file(guide))
+    return unit["Service"]
 
 
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+def test_the_unit_allows_the_descriptors_that_the_default_connections_need() -> None:
+    assert int(settings_of_unit("shut-down.md")["LimitNOFILE"]) > 2 * Settings().limits.connections
+
+
+@pytest.mark.parametrize("guide", ["shut-down.md", "rolling-restart.md"])
+def test_systemd_accepts_the_unit(guide: str, tmp_path: Path) -> None:
     tool = shutil.which("systemd-analyze")
     if tool is None:
         pytest.skip("systemd-analyze is not installed")
     path = tmp_path / "trio-gateway.service"
-    path.write_text(re.sub(r"^ExecStart=\S+", f"ExecStart={sys.executable}", unit_file(), flags=re.MULTILINE))
+    unit = re.sub(r"^ExecStart=\S+", f"ExecStart={sys.executable}", unit_file(guide), flags=re.MULTILINE)
+    path.write_text(unit)
     done = subprocess.run([tool, "verify", str(path)], capture_output=True, text=True, check=False)
     complaints = [line for line in done.stderr.splitlines() if path.name in line]
     assert not complaints
+
+
+# Restarting workers ---------------------------------------------------------------------------------------
+
+RESTART: Final = "rolling-restart.md"
+
+
+def test_the_agent_of_the_unit_can_be_started_and_may_end_in_its_own_time() -> None:
+    service = settings_of_unit(RESTART)
+    arguments = shlex.split(service["ExecStart"])
+    grace = float(arguments[arguments.index("--grace") + 1])
+    last_calls = float(ast.literal_eval(assigned("agent/_agent.py", "LAST_CALLS")))
+    assert int(service["TimeoutStopSec"]) >= grace + 4 * last_calls
+    options = {option for param in WORKER.params for option in param.opts}
+    assert {word for word in arguments if word.startswith("--")} <= options
+    assert {param.opts[0] for param in WORKER.params if param.required} <= set(arguments)
+
+
+async def test_the_guide_waits_until_the_worker_takes_work(tmp_path: Path) -> None:
+    tool = shutil.which("jq")
+    if tool is None:
+        pytest.skip("jq is not installed")
+    (loop, _) = blocks(page(f"how-to/{RESTART}"), "console")
+    (query,) = re.findall(r"jq -e --arg name \"\$name\" '(.*?)'", loop)
+    async with open_engine() as engine, serving(engine) as gateway:
+        statistics = gateway.gateway.statistics()
+
+    async def ready(name: str, **changes: object) -> bool:
+        told = {**statistics, "workers": [{**worker, **changes} for worker in statistics["workers"]]}
+        ran = await trio.run_process(
+            [tool, "-e", "--arg", "name", name, query],
+            stdin=json.dumps(told).encode(),
+            capture_stdout=True,
+            check=False,
+        )
+        return ran.returncode == 0
+
+    assert await ready("w1")
+    assert not await ready("w2")
+    assert not await ready("w1", ready=False)
+    assert not await ready("w1", state="starting")
 
 
 # Watching -------------------------------------------------------------------------------------------------
