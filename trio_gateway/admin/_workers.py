@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Final, TypeVar
 
+import trio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,6 +17,7 @@ from ..fleet import Registrations, Turned
 from ..wire import Registration, WorkerReport, read_message, write_message
 
 MOST_BYTES: Final = 16 * 1024 * 1024  # of a heartbeat that lists 65,536 requests
+BODY_LIMIT: Final = 30.0  # seconds for it to come
 
 Handler = Callable[[Request], Awaitable[Response]]
 _M = TypeVar("_M", Registration, WorkerReport)
@@ -34,8 +37,10 @@ def make_internal_app(registrations: Registrations, join_token: str) -> Starlett
         return _answer(200, write_message(await registrations.register(asked)))
 
     async def report(request: Request) -> Response:
+        worker_id, shown = request.path_params["worker_id"], _bearer(request)
+        registrations.recognise(worker_id, shown)  # before anybody's body takes memory
         told = _read(await _body(request), WorkerReport)
-        registrations.report(request.path_params["worker_id"], _bearer(request), told)
+        registrations.report(worker_id, shown, told)
         return _answer(200, b"{}")
 
     async def remove(request: Request) -> Response:  # noqa: ASYNC124
@@ -72,11 +77,14 @@ def _telling(handler: Handler) -> Handler:
 
 async def _body(request: Request) -> bytes:
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MOST_BYTES:
-            raise Turned(413, "the message is too large")
-    return bytes(body)
+    with trio.move_on_after(BODY_LIMIT):
+        async with aclosing(request.stream()) as pieces:
+            async for piece in pieces:
+                body += piece
+                if len(body) > MOST_BYTES:
+                    raise Turned(413, "the message is too large")
+        return bytes(body)
+    raise Turned(408, "the message did not come in time")
 
 
 def _read(body: bytes, kind: type[_M]) -> _M:

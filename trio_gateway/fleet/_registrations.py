@@ -173,6 +173,14 @@ class Registrations:
         self._gone[worker_id] = entry.incarnation
         self._end(entry, process_gone=False)
 
+    def recognise(self, worker_id: str, shown: str) -> None:
+        """Look whether a worker is who it says.
+
+        Raises:
+            Turned: 404 it is not known, 401 another's secret.
+        """
+        self._known(worker_id, shown)
+
     def _known(self, worker_id: str, shown: str) -> _Entry:
         entry = self._entries.get(worker_id)
         if entry is None:
