@@ -25,7 +25,7 @@ import trio
 import trustme
 import typer
 
-from tests.docs.pages import DOCS, assigned, blocks, column, page, table, words
+from tests.docs.pages import DOCS, assigned, blocks, page, table, words
 from tests.e2e.serving import serving
 from trio_gateway.cli import app
 from trio_gateway.config import Settings, parse_settings
@@ -196,7 +196,14 @@ async def test_the_guide_waits_until_the_worker_takes_work(tmp_path: Path) -> No
 
 
 def test_every_metric_that_a_guide_names_exists() -> None:
-    known = set(column("reference/metrics.md", "Metrics", "Metric"))
+    rows = table("reference/metrics.md", "Metrics")
+    known = {row["Metric"].strip("`") for row in rows}
+    known |= {
+        row["Metric"].strip("`") + part
+        for row in rows
+        if row["Type"] == "summary"
+        for part in ("_sum", "_count")
+    }
     named = {name for guide in GUIDES for name in re.findall(r"trio_gateway_\w+", page(f"how-to/{guide}"))}
     # In nginx's file it is the name of a group of servers.
     assert named - {"trio_gateway"} <= known
@@ -223,7 +230,7 @@ def queries() -> list[str]:
 
 
 def test_every_field_that_a_query_of_the_log_names_is_in_a_line() -> None:
-    fields = {field.name for field in dataclasses.fields(Record)} | {"at", "level", "event"}
+    fields = {field.name for field in dataclasses.fields(Record)} | {"at", "level", "event", "detail"}
     named = {name for query in queries() for name in re.findall(r"\.(\w+)", query)}
     assert len(named) > 5
     assert named <= fields
@@ -237,7 +244,7 @@ async def test_the_queries_of_the_log_run_on_a_real_line() -> None:
         await gateway.ask(chat_request())
     lines = gateway.log.getvalue()
     assert "exchange" in {json.loads(line)["event"] for line in lines.splitlines()}
-    assert len(queries()) == 5
+    assert len(queries()) == 6
     for query in queries():
         await trio.run_process([tool, query], stdin=lines.encode(), capture_stdout=True)
 
