@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -70,13 +70,15 @@ class Askers:
     Args:
         port: of the gateway.
         seed: of what is asked when.
+        lengths: of answers, in tokens.
 
     Attributes:
         told: what they got, in the order of the ends.
     """
 
-    def __init__(self, port: int, seed: int) -> None:
+    def __init__(self, port: int, seed: int, lengths: Sequence[int] = LENGTHS) -> None:
         self._port = port
+        self._lengths = lengths
         self._dice = random.Random(seed)
         self._answers: dict[Question, str] = {}
         self._stopping = False
@@ -88,14 +90,20 @@ class Askers:
         Raises:
             BenchError: something is.
         """
-        for tokens in LENGTHS:
-            for number in range(QUESTIONS):
-                question = Question(f"question {number} of {tokens} tokens", tokens)
-                answer = await self._get(question, stream=True)
-                text = answer.chat().text if answer is not None and answer.status == 200 else ""
-                if len(text.split(" ")) != tokens:
-                    raise BenchError(f"no answer of {tokens} tokens before the run: {answer!r}")
-                self._answers[question] = text
+        async with trio.open_nursery() as nursery:
+            for tokens in self._lengths:
+                for number in range(QUESTIONS):
+                    question = Question(f"question {number} of {tokens} tokens", tokens)
+                    self._answers[question] = ""
+                    nursery.start_soon(self._learn, question)
+        for question, text in self._answers.items():
+            if len(text.split(" ")) != question.tokens:
+                raise BenchError(f"no whole answer to {question.text} before the run, but {text!r}")
+
+    async def _learn(self, question: Question) -> None:
+        answer = await self._get(question, stream=True)
+        if answer is not None and answer.status == 200:
+            self._answers[question] = answer.chat().text
 
     async def ask_on(self) -> None:
         """Be one client: ask until `stop` was called, and the last answer has ended."""

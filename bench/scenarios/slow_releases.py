@@ -2,12 +2,13 @@
 
 Question    When clients abort at random, and engines release late or do not heed a
             cancel at all, do gateway and agents still know what runs?
-Load        20,000 clients that leave, 32 at a time, more than there are slots: half by
-            FIN, half by reset; a third at any moment from the writing of the request, so
-            that they are queued, on their way or being prefilled; most of the others
-            inside their stream, some while an answer is made that they want whole. Half
-            of the requests keep their slot for up to 0.3 s after a cancel, and a fifth
-            are generated to their end whoever left. Then every slot is asked at once.
+Load        20,000 clients that leave, 18 at a time, which is more than there are slots once
+            those are counted that engines have not let go of. Half by FIN, half by reset;
+            a third within 0.1 s of the request, so that they are queued, on their way or
+            being prefilled; most of the others inside their stream, some while an answer
+            is made that they want whole. Half of the requests keep their slot for up to
+            0.3 s after a cancel, and a fifth are generated to their end whoever left.
+            Then every slot is asked at once.
 Engines     three simulated ones that register (`bench.simulated_worker`). Each could run
             64 requests; its agent has 8 slots to give, and the engine's own account says
             how many ever ran at a time.
@@ -16,7 +17,7 @@ Baseline    none: these are counts.
 Expect      no engine ever ran more than 8 requests, though each ran 8; when the last client
             has left, engine, agent and gateway agree on zero within 20 s; every lease is
             back, none of them before its engine had let go; every slot can be used.
-Run         make bench SCENARIO=slow_releases     (about 5 min on 2 cores)
+Run         make bench SCENARIO=slow_releases     (about 6 min on 2 cores)
 Output      bench/results/<date>-slow_releases-<commit>.json, with machine facts.
 """
 
@@ -41,8 +42,9 @@ from ..simulated_worker import command, read_account
 from ..watching import Watch
 
 ABORTS: Final = 20_000
-CLIENTS: Final = 32
+CLIENTS: Final = 18
 SLOTS: Final = 8
+PREFILL: Final = 150.0  # tokens of prompts a second: a prompt takes 80 ms
 DECODE: Final = 60.0  # tokens a second
 TOKENS: Final = (12, 24)
 LATE: Final = 0.5  # share of requests that release late
@@ -51,7 +53,7 @@ LOST: Final = 0.2  # share whose cancel is lost
 BUFFERED: Final = 0.1
 ANY_MOMENT: Final = 0.3  # share of clients that leave without a look at what they got
 EARLY_SECONDS: Final = 0.1
-STREAM_SECONDS: Final = 0.15
+LATER_SECONDS: Final = 0.3
 PATIENCE: Final = 20.0  # seconds for a head, and for rest afterwards
 SEED: Final = 13
 
@@ -61,7 +63,7 @@ def run(options: Options) -> Report:
     report = Report("slow_releases", ("at the end", "ran at most", "arrived", "running", "held", "outcomes"))
     with tempfile.TemporaryDirectory(prefix="bench-accounts-") as folder:
         accounts = Path(folder)
-        with fleet(command(accounts, decode=DECODE), slots=SLOTS) as running:
+        with fleet(command(accounts, prefill=PREFILL, decode=DECODE), slots=SLOTS) as running:
             trio.run(_run, report, running, accounts, options.some(ABORTS))
     return report
 
@@ -97,7 +99,11 @@ async def _run(report: Report, running: Fleet, accounts: Path, aborts: int) -> N
         Check.exactly("whole answers when every slot is asked", whole, running.slots, "answers"),
     ]
     report.notes += [f"{what}: {_words(counts)}" for what, counts in _told(leavers, statistics).items()]
-    report.raw |= {"engines": engines, "statistics": {**statistics, "recent": []}, "left": leavers.results}
+    report.raw |= {
+        "engines": engines,
+        "statistics": {**statistics, "recent": []},
+        "left": dict(leavers.results),
+    }
 
 
 def _row(name: str, told: dict[str, Any]) -> list[str]:
@@ -192,7 +198,7 @@ class Leavers:
         stream = dice.random() >= BUFFERED
         early = dice.random() < ANY_MOMENT
         by_reset = dice.random() < 0.5
-        stays = dice.uniform(0, EARLY_SECONDS if early else STREAM_SECONDS)
+        stays = dice.uniform(0, EARLY_SECONDS if early else LATER_SECONDS)
         try:
             with await RawClient.connect(("127.0.0.1", self._port)) as client:
                 await client.send(self._request(stream))
