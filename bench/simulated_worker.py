@@ -27,15 +27,16 @@ ENGINE_SLOTS: Final = 64
 PATIENCE_S: Final = 5.0
 
 
-def command(accounts: Path, *, decode: float) -> list[str]:
+def command(accounts: Path, *, prefill: float, decode: float) -> list[str]:
     """Answer the command of such a worker, for `fleet.fleet`.
 
     Args:
         accounts: folder for the sockets.
-        decode: tokens a second of a request that runs alone.
+        prefill, decode: tokens of prompts a second, and of the answer of a request that runs alone.
     """
     program = [sys.executable, "-m", "bench.simulated_worker"]
-    return [*program, "--accounts", str(accounts), "--decode", str(decode)]
+    speed = ["--prefill", str(prefill), "--decode", str(decode)]
+    return [*program, "--accounts", str(accounts), *speed]
 
 
 def read_account(accounts: Path, worker_id: str) -> dict[str, Any]:
@@ -72,7 +73,7 @@ async def _tell(listener: trio.socket.SocketType, engine: SimulatedEngine, agent
 
 async def _run(given: argparse.Namespace, log: Log) -> None:
     limits = Limits(slots=ENGINE_SLOTS)
-    engine = SimulatedEngine((MODEL,), limits=limits, speed=Speed(decode=given.decode))
+    engine = SimulatedEngine((MODEL,), limits=limits, speed=Speed(given.prefill, given.decode))
     settings = AgentSettings(
         worker_id=given.id,
         gateways=(given.gateway,),
@@ -97,6 +98,7 @@ def _main() -> None:
     parser.add_argument("--gateway", required=True)
     parser.add_argument("--join-token-file", type=Path, required=True)
     parser.add_argument("--accounts", type=Path, required=True)
+    parser.add_argument("--prefill", type=float, required=True)
     parser.add_argument("--decode", type=float, required=True)
     log = Log(sys.stdout)
     try:
