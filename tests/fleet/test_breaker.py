@@ -256,6 +256,14 @@ def test_faults_before_it_opened_are_forgotten_when_it_closes() -> None:
     assert breaker.allows(110.0)
 
 
+def test_results_before_it_opened_are_forgotten_too() -> None:
+    breaker = Breaker(consecutive_faults=MINIMUM, cooldown=1.0, probed=False)
+    fail(breaker, 100.0, *(f"b{number}" for number in range(MINIMUM)))
+    answer(breaker, 101.0, "trial")
+    fail(breaker, 101.0, "c")
+    assert breaker.allows(101.0)
+
+
 def test_an_exchange_that_was_placed_although_it_was_refused_tells_nothing() -> None:
     breaker = opened(100.0)
     breaker.placed("stray", 101.0)

@@ -62,6 +62,7 @@ def test_a_newer_reading_replaces_an_older_one_and_never_the_other_way() -> None
     newer, older = reading(seq=2, running=2), reading(seq=1, running=1)
     assert older.read(newer).running == 2
     assert newer.read(older) is newer
+    assert newer.read(reading(seq=2, running=3)).running == 3  # told again, later
 
 
 def test_a_higher_incarnation_is_another_process_and_a_lower_one_says_nothing() -> None:

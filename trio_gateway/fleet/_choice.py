@@ -12,7 +12,11 @@
 3. Else the least loaded of a few workers that are drawn at random (Mitzenmacher 1996):
    with views that are behind, everybody who takes the least loaded of all takes the
    same one. How many are drawn follows from how much is known: all, if all known work
-   is ours, since then nothing is behind; two, if nearly all of it is others'.
+   is ours, since then nothing is behind; two, if nearly all of it is others'. Where views
+   are behind, they are drawn among the newer half: gateways that read at moments of
+   their own then decide from news half as old, each about workers of its own. (A quarter
+   would be better still, but where workers tell all gateways at once, everybody would
+   follow the news; a half does little harm. docs/decisions/0017 has the figures.)
 
 Equal workers are taken in file order.
 """
