@@ -46,6 +46,10 @@ def test_a_hang_hardly_becomes_usual_however_long_it_was() -> None:
     assert learnt(*[0.02] * 500, 3600.0).seconds < 1.2 * before
 
 
+def test_a_slow_first_gap_does_not_last() -> None:
+    assert learnt(1.0, *[0.1] * ENOUGH).seconds < 0.5
+
+
 def test_another_pace_is_learnt_soon() -> None:
     assert learnt(*[0.02] * 500, *[0.2] * 300).seconds == pytest.approx(0.2, rel=0.2)
 

@@ -131,6 +131,7 @@ def test_a_cache_is_used_from_none_to_all(told: bytes, read: float | None) -> No
 
 def test_names_within_other_lines_are_not_samples() -> None:
     page = b"# vllm:num_requests_running 9\nx vllm:num_requests_running 9\nvllm:num_requests_running_x 9\n"
+    page += b"vllm:num_requests_running7 9\n"
     assert read_gauges("vllm", page + b"vllm:num_requests_waiting 1") == Gauges(queued=1)
 
 

@@ -164,4 +164,4 @@ class Snapshot:
         """All its slots are in use now. Where nothing is ever read this would never end: no count is set."""
         if self.source is Source.OWN or self.others + own >= slots:
             return self
-        return replace(self, running=max(slots, self.running), queued=0, own=own, taken_at=now)
+        return replace(self, running=slots, queued=0, own=own, taken_at=now)
