@@ -215,11 +215,12 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
         return "\n".join(lines)
 
     def _workers(self, config: dict[str, Any], upstreams: dict[str, str]) -> Iterator[dict[str, Any]]:
+        dialect = config.get("dialect", "openai")
         for name in upstream_names(config):
             worker = {
                 "id": name,
                 "url": _worker_url(config, upstreams[name]),
-                "kind": KINDS.get(config.get("dialect"), config.get("dialect", "openai")),
+                "kind": KINDS.get(dialect, dialect),
                 "slots": config.get("max_in_flight", config.get("pool_size", SLOTS_FOR_ALL)),
             }
             if worker["kind"] == "agent":
