@@ -129,6 +129,7 @@ class Attempt:
         self._gathering = Gathering(parts.pool)
         self._worker: Worker | None = None
         self._told = 0  # events that the fleet was told of
+        self._said_last = False  # an agent: its engine has let go, whatever becomes of the message
 
     def take_progress(self) -> tuple[Worker, float, int | None] | None:
         """How far a committed stream has come: its worker, when it last progressed, events since last asked.
@@ -192,7 +193,10 @@ class Attempt:
             if self._tally.opened is None:
                 self._tally.opened = trio.current_time()
             with answer:
-                return await self._read(answer, lease.worker)
+                failure = await self._read(answer, lease.worker)
+                if self._said_last:
+                    lease.engine_done()
+                return failure
         except UpstreamFailed as failed:
             self._parts.troubled(self._request.exchange_id, lease.worker.id, str(failed))
             return _retry.of_transport(failed)
@@ -227,13 +231,13 @@ class Attempt:
         with contextlib.suppress(UpstreamFailed), trio.move_on_after(ERROR_WAIT):  # the status says enough
             while len(body) < ERROR_BODY and (data := await answer.receive()):
                 body += data
+        retry_after = _retry.read_retry_after(answer.header(b"retry-after"), self._parts.wall())
         if worker.dialect.agent and (found := rejection_of(bytes(body))) is not None:
             rejection, error = found
             if rejection.worker is not None:
                 self._parts.fleet.reported(worker, status_of(rejection.worker))
-            return _retry.of_rejection(rejection.rejected, error)
+            return _retry.of_rejection(rejection.rejected, error, retry_after)
         error = read_error(bytes(body[:ERROR_BODY]), answer.status, _retry.secrets_of(worker))
-        retry_after = _retry.read_retry_after(answer.header(b"retry-after"), self._parts.wall())
         return _retry.of_error(error, retry_after)
 
     # -- a buffered answer
@@ -280,6 +284,7 @@ class Attempt:
                 await room.take(len(data))
                 self._paused = False
             records.end()
+            self._said_last = records.said_last
             if records.aborted:
                 return _retry.ABORTED
             if records.fault is not None:
@@ -349,6 +354,7 @@ class Attempt:
         self._stream = relay = self._make_relay(worker)
         try:
             failure = await self._relay(relay, answer, worker)
+            self._said_last = isinstance(relay, AgentRelay) and relay.said_last
         finally:
             self._tally.count(relay, self._progress_at)
         if failure is None:

@@ -142,16 +142,17 @@ def of_error(error: EngineError, retry_after: float | None = None) -> Failure:
     return Failure(way, Problem.of(code, "the engine failed"), "error", fault=True, signal=signal)
 
 
-def of_rejection(reason: str, error: EngineError) -> Failure:
+def of_rejection(reason: str, error: EngineError, retry_after: float | None = None) -> Failure:
     """Judge a typed rejection of an agent: nothing was executed.
 
     Args:
         reason: as the agent says it.
+        retry_after: seconds, as it asked.
     """
     if reason == "deadline":
         problem = Problem.of("deadline_exceeded", "too little time was left to begin")
         return Failure(Way.NOWHERE, problem, "deadline")
-    return dataclasses.replace(of_error(error), signal=reason)
+    return dataclasses.replace(of_error(error), signal=reason, retry_after=retry_after)
 
 
 _LOADING: Final = "Loading model"  # how llama.cpp says that it does

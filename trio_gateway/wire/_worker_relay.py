@@ -38,7 +38,7 @@ from ._worker_messages import (
     UsageCounts,
     read_message,
 )
-from ._worker_stream import MAX_LINE, AnswerForm, Grammar, OutOfGrammar, failure_of, read_record
+from ._worker_stream import MAX_LINE, AnswerForm, Grammar, OutOfGrammar, Stage, failure_of, read_record
 
 _ENVELOPE: Final = 64 * KiB  # bytes that a result may have around its body
 _MAX_EVENT: Final = 64 * KiB  # bytes of a line of the stream of releases
@@ -126,6 +126,11 @@ class AgentRelay:
     def generated(self) -> int:
         """Tokens that the agent told of so far."""
         return self._grammar.generated
+
+    @property
+    def said_last(self) -> bool:
+        """Whether the agent's last word was read: ``end`` or ``error``."""
+        return self._grammar.stage is Stage.OVER
 
     @property
     def all_finished(self) -> bool:
@@ -491,6 +496,11 @@ class AgentAnswer:
     def generated(self) -> int:
         """Tokens that the agent told of so far."""
         return self._grammar.generated
+
+    @property
+    def said_last(self) -> bool:
+        """As in `AgentRelay`."""
+        return self._grammar.stage is Stage.OVER
 
     @property
     def over(self) -> bool:
