@@ -350,6 +350,16 @@ async def test_unknown_fields_reach_the_engine_as_they_came() -> None:
             assert name.strip() + b":" + value.strip() in got
 
 
+async def test_a_trace_context_that_is_none_is_not_passed_on() -> None:
+    headers = (
+        ("traceparent", "00-00000000000000000000000000000000-00f067aa0ba902b7-01"),
+        ("tracestate", "a=1"),
+    )
+    async with open_engine() as engine, serving(engine) as gateway:
+        await gateway.ask(chat_request(headers=headers))
+        assert not {"traceparent", "tracestate"} & dict(engine.requests[0].headers).keys()
+
+
 async def test_the_head_towards_the_engine_is_our_own() -> None:
     headers = (
         ("cookie", "a=b"),

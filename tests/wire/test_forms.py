@@ -131,6 +131,7 @@ def test_a_boundary_has_up_to_70_characters(boundary: bytes) -> None:
         ([MODEL, AUDIO, part("stream", b"true")], "invalid_value", "stream"),
         ([MODEL, AUDIO, part("stream", b" TRUE ")], "invalid_value", "stream"),
         ([MODEL, AUDIO, part("stream", b"1")], "invalid_value", "stream"),
+        ([MODEL, AUDIO, part("stream", b"on")], "invalid_value", "stream"),
         ([MODEL, AUDIO, part("stream", b"false"), part("stream", b"true")], "invalid_value", "stream"),
         ([MODEL, AUDIO, part("stream", b"false"), part("stream", b"false")], "invalid_value", "stream"),
     ],

@@ -24,12 +24,12 @@ from ..wire import (
     read_body,
     read_form_body,
     read_object,
+    trace_context,
 )
 from ._http_client import HttpClient
 from ._http_server import Incoming
 
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
-_TRACE: Final = (b"traceparent", b"tracestate")
 TIERS: Final = ("interactive", "standard", "batch")
 
 Identity = tuple[tuple[str, str], ...]
@@ -171,7 +171,7 @@ class Generator:
             arrived=arrived,
             deadline=arrived + self._timeout(head, tenant),
             tier=_tier(head, tenant),
-            trace=tuple((name, found) for name in _TRACE if (found := head.header(name)) is not None),
+            trace=trace_context(head.all(b"traceparent"), head.all(b"tracestate")),
             receipt=self._settings.receipt or head.header(b"x-gateway-receipt") == b"1",
             form=read.form,
             output_limit=_output_limit(read, route),

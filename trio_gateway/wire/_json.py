@@ -28,9 +28,7 @@ _EMPTY = re.compile(rb"[ \t\r\n]*+[\]}]")
 _POSITION = re.compile(r"line (\d+) column (\d+)$")
 
 # Alone: what stands in the middle of something else made no sense before, and must make none after.
-_NO_JSON = re.compile(
-    _STRING + rb"|(?<![0-9A-Za-z_.+-])(?:-?Infinity|NaN)(?![0-9A-Za-z_.+-])", re.DOTALL
-)
+_NO_JSON = re.compile(_STRING + rb"|(?<![0-9A-Za-z_.+-])(?:-?Infinity|NaN)(?![0-9A-Za-z_.+-])", re.DOTALL)
 _FINITE: Final = {b"-Infinity": b"-9999.0", b"Infinity": b"9999.0", b"NaN": b"null"}
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -32,6 +32,7 @@ from ._ollama_request import ollama_chat_body
 from ._scan import Json, JsonObject
 
 MAX_CHOICES: Final = 128
+_TRUE: Final = (b"true", b"1", b"on", b"yes", b"y", b"t")  # as readers of forms take it
 _Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
@@ -144,7 +145,7 @@ def read_form_body(body: bytes, content_type: bytes) -> ReadBody:
         Refused: malformed, no model, or a stream, which no form can ask for.
     """
     form, model, fields = read_form(body, content_type)
-    if fields.get("stream", b"").strip().lower() in (b"true", b"1"):
+    if fields.get("stream", b"").strip().lower() in _TRUE:
         raise _wrong("stream", "is not possible here")
     return ReadBody(model, False, 1, 0, False, False, {**fields}, None, form)
 
