@@ -104,6 +104,8 @@ async def test_a_worker_registers_serves_reports_and_signs_off(tmp_path: Path) -
     async with agent_playing(agent_stream("hello")) as agent, joinable(tmp_path) as gateway:
         assert (await gateway.get("/readyz")).status == 503
         secret = await register(gateway, agent.url)
+        assert (await gateway.get("/readyz")).status == 503  # nobody knows yet that it has heard its secret
+        assert (await heartbeat(gateway, secret)).status == 200
         assert (await gateway.get("/readyz")).status == 200
         answer = await gateway.ask(chat_request())
         assert (answer.chat().text, answer.chat().done) == ("hello", 1)
@@ -113,7 +115,7 @@ async def test_a_worker_registers_serves_reports_and_signs_off(tmp_path: Path) -
         with trio.fail_after(10):
             events = await agent.page_request("/internal/v1/events")
         assert events.header("authorization") == f"Bearer {secret}"
-        assert (await heartbeat(gateway, secret, models=["m1", "m2"])).status == 200
+        assert (await heartbeat(gateway, secret, seq=2, models=["m1", "m2"])).status == 200
         listed = (await gateway.get("/v1/models")).json()["data"]
         assert isinstance(listed, list)
         assert [model["id"] for model in listed] == ["m1", "m2"]
@@ -139,7 +141,8 @@ async def test_a_worker_that_is_not_heard_of_is_forgotten(tmp_path: Path) -> Non
 async def test_what_a_rejection_tells_of_a_registered_worker_is_known_at_once(tmp_path: Path) -> None:
     rejection = agent_rejection("capacity", agent_report(5, slots=2, running=2))
     async with agent_playing(rejection) as agent, joinable(tmp_path, retry={"max_attempts": 1}) as gateway:
-        await register(gateway, agent.url)
+        secret = await register(gateway, agent.url)
+        assert (await heartbeat(gateway, secret)).status == 200
         answer = await gateway.ask(chat_request())
         assert (answer.status, answer.error()["code"]) == (429, "engine_overloaded")
         book = gateway.gateway.fleet.books["gpu-1"]

@@ -56,8 +56,13 @@ class Workers:
             self.processes[worker_id] = await trio.lowlevel.open_process(
                 [*self._command, *options, *internal], stdout=subprocess.DEVNULL
             )
+
+        def registered(worker_id: str) -> bool:
+            book = books.get(worker_id)
+            return book is not None and book is not before[worker_id] and book.ready(trio.current_time())
+
         with trio.fail_after(START_LIMIT):
-            await until(lambda: all(books.get(each) not in (None, before[each]) for each in ids))
+            await until(lambda: all(map(registered, ids)))
 
     async def kill(self, worker_id: str) -> None:
         """Kill a worker as it is, without a word to anybody."""

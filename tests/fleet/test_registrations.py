@@ -145,7 +145,24 @@ async def test_a_worker_that_registers_is_one_that_can_be_placed_at(autojump_clo
     )
     assert (worker.api_key, worker.dialect.agent, worker.labels) == (told.secret, True, frozenset({"gpu"}))
     assert gateway.begun == [gateway.book]
+    assert gateway.report_status(told.secret) == 200
     assert gateway.fleet.choose(make_request(), frozenset()) is worker
+
+
+async def test_nothing_is_placed_at_a_worker_before_it_has_shown_its_secret(
+    autojump_clock: MockClock,
+) -> None:
+    """A request may overtake the answer that tells the secret, and would be taken for a stranger's."""
+    gateway = Gateway()
+    chosen: list[object] = []
+    gateway.fleet.changed = lambda: chosen.append(gateway.fleet.choose(make_request(), frozenset()))
+    told = await gateway.register()
+    assert not gateway.fleet.ready()
+    assert gateway.report_status("s" * 48) == 401
+    assert set(chosen) == {None}
+    assert gateway.report_status(told.secret) == 200
+    assert chosen[-1] is gateway.book.worker
+    assert gateway.fleet.ready()
 
 
 async def test_secrets_differ(autojump_clock: MockClock) -> None:

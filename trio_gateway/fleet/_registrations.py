@@ -20,6 +20,7 @@ from ._book import WorkerBook
 from ._dialects import DIALECTS
 from ._drain import DrainKeeper
 from ._registry import Fleet
+from ._snapshot import Snapshot, Source
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 SECRET_BYTES: Final = 24
@@ -133,7 +134,9 @@ class Registrations:
         old = self._entries.get(asked.worker_id)
         if old is not None:
             self._end(old, process_gone=asked.incarnation > old.incarnation)
-        book = self._fleet.add(worker, asked.models)
+        # Until it hears this answer it does not know its secret: its first heartbeat shows that it does.
+        unheard = Snapshot(source=Source.HEARTBEAT, taken_at=self._now(), state="starting")
+        book = self._fleet.add(worker, asked.models, unheard)
         book.expires_at = self._now() + self._settings.ttl
         entry = self._entries[asked.worker_id] = _Entry(asked.incarnation, asked.url, secret, book)
         self._begin(book)

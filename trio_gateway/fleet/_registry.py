@@ -84,10 +84,18 @@ class Fleet:
 
     # -- workers
 
-    def add(self, worker: Worker, models: Iterable[str] | None = None) -> WorkerBook:
-        """Take a worker in; one of the same id is removed, and its book lives on for its leases only."""
+    def add(
+        self, worker: Worker, models: Iterable[str] | None = None, snapshot: Snapshot | None = None
+    ) -> WorkerBook:
+        """Take a worker in; one of the same id is removed, and its book lives on for its leases only.
+
+        Args:
+            snapshot: what is known of it at first, before anybody can be placed there.
+        """
         self.remove(worker.id)
         book = self._add(worker)
+        if snapshot is not None:
+            book.snapshot = snapshot
         book.models = None if models is None else tuple(models)
         self._see_to_names()
         self.changed()
