@@ -9,6 +9,7 @@ the runner has imported before it loads this one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import json
@@ -70,6 +71,26 @@ KINDS: Final = {"ndjson-worker": "agent"}
 AGENT_PATIENCE: Final = 20.0  # seconds until a worker that was started is listed
 FIRST_TOKEN_KEYS: Final = ("first_byte_timeout_ms", "first_token_timeout_ms")  # one limit here
 
+# Imports the gateway once, and forks an agent for each line of arguments. Their process group is its own.
+LAUNCHER: Final = """
+import json, os, signal, sys
+from trio_gateway.cli import app
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+print("ready", flush=True)
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(nothing, number)
+        try:
+            app(json.loads(line))
+        finally:
+            os._exit(0)
+    print(pid, flush=True)
+"""
+
 # The runner's names of what we call otherwise.
 OUTCOMES: Final = {
     "completed": "success",
@@ -116,7 +137,8 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
 
     def __init__(self, workdir: str) -> None:
         super().__init__(workdir)
-        self.agents: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        self.agents: dict[tuple[str, int], int] = {}  # their process ids
+        self.launcher: subprocess.Popen[str] | None = None
         self.told: set[tuple[str, int]] = set()  # those that were asked to end
 
     def start(self, config: dict[str, Any], upstreams: dict[str, str]) -> Any:
@@ -125,6 +147,8 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
         path = Path(self.workdir) / "gateway.toml"
         path.write_text(self._toml(config, upstreams), encoding="utf-8")
         self.spawn([*_command(), "serve", "--config", str(path)])
+        if not upstream_names(config):
+            self._open_launcher()
         self.wait_ready("127.0.0.1", self.port, "/livez")
         self.wait_ready("127.0.0.1", self.admin_port, ADMIN_STATISTICS)
         metrics = ("127.0.0.1", self.admin_port, "/metrics")
@@ -144,38 +168,50 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
         """Start an agent in front of a worker, and return when the gateway lists it."""
         del ttl_ms  # the gateway's setting; an agent that lives sends heartbeats
         self.deregister(url)
-        command = [
-            *_command(),
-            "worker",
-            "--engine",
-            "openai",
-            "--upstream",
-            url,
-            "--slots",
-            str(SLOTS_FOR_ALL),
-        ]
-        command += ["--gateway", f"http://127.0.0.1:{self.internal_port}", "--bind", "127.0.0.1:0"]
-        command += ["--join-token-file", str(self.join_token), "--id", f"agent-{len(self.agents)}"]
+        name = f"agent-{len(self.agents)}"
+        words = ["worker", "--engine", "openai", "--upstream", url, "--slots", str(SLOTS_FOR_ALL)]
+        words += ["--gateway", f"http://127.0.0.1:{self.internal_port}", "--bind", "127.0.0.1:0"]
+        words += ["--join-token-file", str(self.join_token), "--id", name]
         for model in models:
-            command += ["--model", model]
-        agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.agents[url, len(self.agents)] = agent
-        self._wait_until_listed(f"agent-{len(self.agents) - 1}")
+            words += ["--model", model]
+        self.agents[url, len(self.agents)] = self._start_agent(words)
+        self._wait_until_listed(name)
 
     def deregister(self, url: str) -> None:
         """Ask the agent in front of a worker to end; what streams there may finish."""
         for key, agent in self.agents.items():
             if key[0] == url and key not in self.told:  # a second signal would hurry it
                 self.told.add(key)
-                agent.send_signal(signal.SIGTERM)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(agent, signal.SIGTERM)
 
     def stop(self) -> None:
         """End the gateway, and the agents that are left."""
-        for agent in self.agents.values():
-            if agent.poll() is None:
-                agent.kill()
-            agent.wait()
+        if self.launcher is not None:
+            os.killpg(self.launcher.pid, signal.SIGKILL)
+            self.launcher.communicate()
         super().stop()
+
+    def _start_agent(self, words: list[str]) -> int:
+        """Start an agent and answer its process id."""
+        assert self.launcher is not None
+        assert self.launcher.stdin is not None
+        assert self.launcher.stdout is not None
+        self.launcher.stdin.write(json.dumps(words) + "\n")
+        self.launcher.stdin.flush()
+        return int(self.launcher.stdout.readline())
+
+    def _open_launcher(self) -> None:
+        """Have agents at hand before a case begins: its clock also runs while they start."""
+        self.launcher = subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.launcher.stdout is not None
+        self.launcher.stdout.readline()
 
     def _wait_until_listed(self, name: str) -> None:
         until = time.monotonic() + AGENT_PATIENCE
