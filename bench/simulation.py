@@ -70,7 +70,8 @@ class Result:
 
     Attributes:
         peak, mean: requests at the busiest worker and at all of them on average, averaged over looks.
-        rejected: rejections by workers; ``absorbed`` exchanges met one and were served elsewhere.
+        rejected: rejections by workers; ``absorbed`` exchanges met one and were served elsewhere, ``again``
+            many waited, and were served where they had been rejected, since there was room by then.
         failed: exchanges whose attempts were all rejected; ``wrongly``, while some worker had a free slot.
         waited: exchanges that found no worker at first.
         hits: share of requests whose prefix was in their worker's cache.
@@ -81,6 +82,7 @@ class Result:
     mean: float = 0.0
     rejected: int = 0
     absorbed: int = 0
+    again: int = 0
     failed: int = 0
     wrongly: int = 0
     waited: int = 0
@@ -362,7 +364,9 @@ class Simulation:
         if view.outage is not None:
             view.outage = None  # its trial was admitted; output follows
         if request.refused_by:
-            self.result.absorbed += worker.number not in request.refused_by
+            again = worker.number in request.refused_by
+            self.result.again += again
+            self.result.absorbed += not again
         if request.prefix is not None:
             self._prefixed += 1
             self._hits += worker.meets(request.prefix)

@@ -87,8 +87,18 @@ def run(options: Options) -> Report:
     for fleet in () if options.brief else HARD:
         policies = CACHES if fleet.setting.prefixes else ("least-loaded", "ours")
         _measure(report, fleet, (2, 4, 32), policies, seeds)
+    report.notes.append(_where_absorbed(report))
     report.notes.append(f"the last {len(HARD)} fleets are shown and not checked; docs/explanation/routing.md")
     return report
+
+
+def _where_absorbed(report: Report) -> str:
+    ours = [figures for name, figures in report.raw.items() if name.endswith("/ours")]
+    elsewhere, again = (sum(figures[name] for figures in ours) for name in ("absorbed", "again"))
+    return (
+        f"ours, all fleets: of {elsewhere + again} rejected and served exchanges, {again} waited and were "
+        "served by the worker that had rejected them, which had room by then; all others elsewhere"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +110,7 @@ class Figures:
     served: int
     rejected: int
     absorbed: int
+    again: int
     failed: int
     wrongly: int
     waited: int
@@ -111,7 +122,7 @@ class Figures:
             statistics.fmean(result.hits for result in results),
             *(
                 sum(getattr(result, name) for result in results)
-                for name in ("served", "rejected", "absorbed", "failed", "wrongly", "waited")
+                for name in ("served", "rejected", "absorbed", "again", "failed", "wrongly", "waited")
             ),
         )
 
