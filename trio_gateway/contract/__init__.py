@@ -7,11 +7,14 @@ from ._outcome import Ending, Outcome, Phase
 from ._ports import (
     AdmissionPort,
     AnswerHead,
+    ChargePort,
     ClientPort,
     EngineAnswer,
     EnginePort,
     FleetPort,
     LeasePort,
+    RatesPort,
+    RateStanding,
     TicketPort,
 )
 from ._request import (
@@ -50,6 +53,7 @@ __all__ = [
     "TRANSCRIPTIONS",
     "AdmissionPort",
     "AnswerHead",
+    "ChargePort",
     "ClientPort",
     "Dialect",
     "Ending",
@@ -62,6 +66,8 @@ __all__ = [
     "Operation",
     "Outcome",
     "Phase",
+    "RateStanding",
+    "RatesPort",
     "RawJson",
     "Rejection",
     "Style",

@@ -153,6 +153,45 @@ class AdmissionPort(Protocol):
         """Add when to come back to a 429 or 503 that is final for this exchange."""
 
 
+@dataclass(frozen=True, slots=True)
+class RateStanding:
+    """How much of a minute's amount is left.
+
+    Attributes:
+        kind: ``requests`` or ``tokens``.
+        reset: seconds until all of ``limit`` is there again, if nothing more is used.
+    """
+
+    kind: str
+    limit: int
+    remaining: int
+    reset: float
+
+
+class ChargePort(Protocol):
+    """What one request reserved of its tenant's and its key's rates; ended once, in one of both ways."""
+
+    def refund(self) -> None:
+        """Give everything back: the request was refused."""
+
+    def settle(self, prompt: int | None, generated: int) -> None:
+        """Take the tokens that were really used instead of those reserved; ``prompt`` None: as estimated."""
+
+
+class RatesPort(Protocol):
+    """Requests and tokens a minute."""
+
+    def charge(self, request: InternalRequest) -> ChargePort:
+        """Reserve what the request will probably use.
+
+        Raises:
+            Refused: ``rate_limit_exceeded``; nothing was reserved.
+        """
+
+    def standings(self, tenant: str, key_id: str | None) -> tuple[RateStanding, ...]:
+        """Answer what is left of each kind of which there is a limit: the tenant's or the key's, if less."""
+
+
 class FleetPort(Protocol):
     """What is learnt from attempts about workers."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import trio
@@ -18,16 +18,19 @@ import trio
 from ..contract import (
     AdmissionPort,
     AnswerHead,
+    ChargePort,
     ClientPort,
     Ending,
     InternalRequest,
     Outcome,
+    RatesPort,
     TicketPort,
     Worker,
 )
 from ..errors import ClientGone, Problem, Refused
 from ..flow import ByteChannel, RequestScope
 from ..ledger import Books, Record, Tally
+from ..tenancy import RateBook
 from ..wire import failed_chunk
 from ._attempt import Attempt, AttemptParts
 from ._clock import ExchangeClock
@@ -73,6 +76,7 @@ class Parts:
     Attributes:
         settled: takes the record, once per accepted exchange.
         bug: takes an exception that should not have happened.
+        rates: of tenants and keys; by default nobody has any.
     """
 
     admission: AdmissionPort
@@ -83,6 +87,7 @@ class Parts:
     boot_id: str
     settled: Callable[[Record], None]
     bug: Callable[[str, BaseException], None]
+    rates: RatesPort = field(default_factory=RateBook)
 
 
 class Exchange:
@@ -114,6 +119,7 @@ class Exchange:
         )
         self._attempt: Attempt | None = None
         self._ticket: TicketPort | None = None
+        self._charge: ChargePort | None = None
         self._waiting = False
         self._retried = False
 
@@ -209,7 +215,7 @@ class Exchange:
 
     async def _serve(self, nursery: trio.Nursery) -> None:
         parts = self._parts
-        self._ticket = ticket = parts.admission.enter(self.request)
+        self._ticket = ticket = self._enter()
         self._waiting = ticket.waiting
         parts.books.accept(waiting=self._waiting)
         parts.budget.deposit()
@@ -227,6 +233,17 @@ class Exchange:
             self._judge(failure, lease.worker, ticket)
         await self._delivery.finish()
         self._scope.note(COMPLETED)
+
+    def _enter(self) -> TicketPort:
+        """Charge the rates and take a place, or neither."""
+        charge = self._parts.rates.charge(self.request)
+        try:
+            ticket = self._parts.admission.enter(self.request)
+        except BaseException:
+            charge.refund()
+            raise
+        self._charge = charge
+        return ticket
 
     def _note_placed(self, worker: Worker) -> None:
         self._scope.at_deadline = TOO_LATE
@@ -369,8 +386,21 @@ class Exchange:
         self._ticket.leave()
         now = trio.current_time()
         record = self.tally.record(self.request, ending, parts.boot_id, now, parts.attempts.wall())
+        self._settle_charge(record)
         parts.books.settle(record, waiting=self._waiting)
         parts.settled(record)
+
+    def _settle_charge(self, record: Record) -> None:
+        """Correct what was reserved by what was used; a refused request costs nothing."""
+        charge = self._charge
+        if charge is None:
+            return
+        if record.outcome == Outcome.REFUSED.value:
+            charge.refund()
+        elif record.worker is None:
+            charge.settle(0, 0)
+        else:
+            charge.settle(record.tokens_prompt, record.tokens_generated or 0)
 
     def _fall_apart(self) -> None:
         """Let go of the parts that know this exchange: in a circle the body would outlive its answer.

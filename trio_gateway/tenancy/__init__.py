@@ -1,6 +1,18 @@
-"""Who calls: tenants, their keys and what they may ask for."""
+"""Who calls: tenants, their keys, what they may ask for, and how much of it in a minute."""
 
 from ._keyring import Caller, Keyring
+from ._rate_book import RateBook
+from ._rates import Estimate, FailedKeys, RateLimits, estimate_tokens
 from ._tenant import ANONYMOUS, Tenant
 
-__all__ = ["ANONYMOUS", "Caller", "Keyring", "Tenant"]
+__all__ = [
+    "ANONYMOUS",
+    "Caller",
+    "Estimate",
+    "FailedKeys",
+    "Keyring",
+    "RateBook",
+    "RateLimits",
+    "Tenant",
+    "estimate_tokens",
+]

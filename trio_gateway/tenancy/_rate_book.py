@@ -1,0 +1,129 @@
+"""What each tenant and each key has used of its minute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, final
+
+from ..contract import InternalRequest, RateStanding
+from ..errors import Problem, Refused
+from ._rates import Bucket, Estimate, RateLimits, estimate_tokens
+
+SPREAD: Final = 0.25  # of the wait is added by dice: those refused together shall not return together
+REQUESTS: Final = "requests"
+TOKENS: Final = "tokens"
+
+
+class Account:
+    """The buckets of one tenant or key, by what they hold; ``whose`` says which of both."""
+
+    def __init__(self, limits: RateLimits, whose: str) -> None:
+        self.whose: Final = whose
+        amounts = ((REQUESTS, limits.requests), (TOKENS, limits.tokens))
+        self.buckets: Final = {kind: Bucket(size) for kind, size in amounts if size is not None}
+
+
+@final
+class Charge:
+    """What one request reserved; settled or refunded once, of which the first counts. See ChargePort."""
+
+    def __init__(
+        self, accounts: Iterable[Account], estimate: Estimate, now: float, clock: Callable[[], float]
+    ) -> None:
+        self._estimate = estimate
+        self._clock = clock
+        self._taken = [
+            (kind, bucket, reserved(bucket, kind, estimate))
+            for account in accounts
+            for kind, bucket in account.buckets.items()
+        ]
+        for _, bucket, amount in self._taken:
+            bucket.take(amount, now)
+
+    def refund(self) -> None:
+        """See ChargePort."""
+        taken, self._taken = self._taken, []
+        for _, bucket, amount in taken:
+            bucket.give(amount)
+
+    def settle(self, prompt: int | None, generated: int) -> None:
+        """See ChargePort."""
+        used = (self._estimate.prompt if prompt is None else prompt) + generated
+        taken, self._taken = self._taken, []
+        for kind, bucket, amount in taken:
+            if kind == TOKENS:
+                bucket.give(amount)
+                bucket.take(used, self._clock())
+
+
+def reserved(bucket: Bucket, kind: str, estimate: Estimate) -> int:
+    """What a request reserves of a bucket: of tokens never more than it holds, since guesses can be wild."""
+    return 1 if kind == REQUESTS else min(estimate.prompt + estimate.output, bucket.size)
+
+
+@final
+class RateBook:
+    """All limits a minute, and what was used of them. See RatesPort.
+
+    Args:
+        tenants, keys: limits by id; who has none has no row.
+        clock: seconds.
+        dice: random numbers from 0 to 1, for jitter.
+        estimate: guesses the tokens of a request.
+    """
+
+    def __init__(
+        self,
+        tenants: Mapping[str, RateLimits] = MappingProxyType({}),
+        keys: Mapping[str, RateLimits] = MappingProxyType({}),
+        *,
+        clock: Callable[[], float] = lambda: 0.0,
+        dice: Callable[[], float] = lambda: 0.0,
+        estimate: Callable[[InternalRequest], Estimate] = estimate_tokens,
+    ) -> None:
+        self._tenants = {id_: Account(limits, "tenant") for id_, limits in tenants.items()}
+        self._keys = {id_: Account(limits, "key") for id_, limits in keys.items()}
+        self._clock = clock
+        self._dice = dice
+        self._estimate = estimate
+
+    def charge(self, request: InternalRequest) -> Charge:
+        """See RatesPort."""
+        now = self._clock()
+        accounts = self._accounts(request.tenant, request.key_id)
+        estimate = self._estimate(request) if accounts else Estimate(0, 0)
+        longest, reason = 0.0, ""
+        for account in accounts:
+            for kind, bucket in account.buckets.items():
+                wait = bucket.wait(reserved(bucket, kind, estimate), now)
+                if wait > longest:
+                    longest, reason = (
+                        wait,
+                        f"the {account.whose}'s limit of {bucket.size} {kind} a minute is reached",
+                    )
+        if longest:
+            retry_after = longest * (1 + SPREAD * self._dice())
+            raise Refused(Problem.of("rate_limit_exceeded", reason, retry_after=retry_after))
+        return Charge(accounts, estimate, now, self._clock)
+
+    def standings(self, tenant: str, key_id: str | None) -> tuple[RateStanding, ...]:
+        """See RatesPort."""
+        accounts = self._accounts(tenant, key_id)
+        if not accounts:
+            return ()
+        now = self._clock()
+        found = []
+        for kind in (REQUESTS, TOKENS):
+            buckets = [account.buckets[kind] for account in accounts if kind in account.buckets]
+            if buckets:
+                least = min(buckets, key=lambda bucket: bucket.level(now))
+                # What rounding took from a whole number is no request less.
+                left = max(math.floor(least.level(now) + 1e-6), 0)
+                found.append(RateStanding(kind, least.size, left, least.until_full(now)))
+        return tuple(found)
+
+    def _accounts(self, tenant: str, key_id: str | None) -> tuple[Account, ...]:
+        both = (self._tenants.get(tenant), None if key_id is None else self._keys.get(key_id))
+        return tuple(account for account in both if account is not None)

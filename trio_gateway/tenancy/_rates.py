@@ -1,0 +1,114 @@
+"""Requests and tokens a minute. Pure: the moment is an argument, in seconds.
+
+Each limit is a bucket that holds a minute's amount and refills evenly, as OpenAI's
+``x-ratelimit-reset-*`` promise: they tell when a limit is back "to its initial
+state". So a tenant that was quiet may use a whole minute's amount at once, and in
+any stretch of t seconds never more than the limit x (1 + t / 60).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from ..contract import InternalRequest, Style
+
+MINUTE: Final = 60.0
+BYTES_PER_TOKEN: Final = 4  # of English text and its JSON around it
+UNKNOWN_OUTPUT: Final = 256  # tokens reserved for a choice of which nobody said how long it may become
+MOST_ADDRESSES: Final = 10_000
+FAILURES_A_MINUTE: Final = 20
+_INSTANT: Final = 1e-6  # seconds; what rounding may take from somebody who came exactly in time
+
+
+class Bucket:
+    """An amount that is used up at once or bit by bit and refills evenly within a minute.
+
+    Kept as the moment at which it will be full (the "theoretical arrival time" of ITU-T I.371's
+    generic cell rate algorithm), so that nothing has to be done as time passes.
+
+    Args:
+        size: what it holds when it is full, as it is at first; at least 1.
+    """
+
+    __slots__ = ("_full_at", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size: Final = size
+        self._full_at = float("-inf")
+
+    def level(self, now: float) -> float:
+        """What is in it; below zero after more was used than was reserved."""
+        return self.size - self.until_full(now) * self.size / MINUTE
+
+    def until_full(self, now: float) -> float:
+        """Seconds until it is full, if nothing more is taken."""
+        return max(self._full_at - now, 0.0)
+
+    def wait(self, amount: float, now: float) -> float:
+        """Seconds until ``amount``, at most its size, can be taken; 0: now."""
+        missing = self.until_full(now) - MINUTE * (1 - min(amount, self.size) / self.size)
+        return missing if missing > _INSTANT else 0.0
+
+    def take(self, amount: float, now: float) -> None:
+        """Take an amount, whether it is there or not."""
+        self._full_at = max(self._full_at, now) + amount * MINUTE / self.size
+
+    def give(self, amount: float) -> None:
+        """Give back what was taken and not used; what had refilled meanwhile is not given twice."""
+        self._full_at -= amount * MINUTE / self.size
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """Amounts a minute; None: any."""
+
+    requests: int | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Tokens that a request will probably take."""
+
+    prompt: int
+    output: int
+
+
+def estimate_tokens(request: InternalRequest) -> Estimate:
+    """Guess from what is known at the door: bytes of the body, and the most that the caller asked for."""
+    operation = request.operation
+    prompt = 0 if operation.multipart else -(-request.size // BYTES_PER_TOKEN)  # a recording is no text
+    if operation.style is Style.PLAIN:
+        return Estimate(prompt, 0)
+    most = request.tokens or request.output_limit or UNKNOWN_OUTPUT
+    return Estimate(prompt, most * max(request.choices, 1))
+
+
+class FailedKeys:
+    """How often each address showed keys that nobody has; of the addresses that did it last.
+
+    Args:
+        most: addresses that are remembered; the one that was quiet for longest is forgotten first.
+        a_minute: failures of an address that get a plain answer.
+    """
+
+    def __init__(self, most: int = MOST_ADDRESSES, a_minute: int = FAILURES_A_MINUTE) -> None:
+        self._most = most
+        self._a_minute = a_minute
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def note(self, address: str, now: float) -> float:
+        """Count one failure; answers seconds until the next that is not too many, 0 if this one was not."""
+        bucket = self._buckets.setdefault(address, Bucket(self._a_minute))
+        self._buckets.move_to_end(address)
+        if len(self._buckets) > self._most:
+            self._buckets.popitem(last=False)
+        wait = bucket.wait(1, now)
+        if not wait:
+            bucket.take(1, now)
+        return wait
