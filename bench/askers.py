@@ -20,8 +20,8 @@ from trio_gateway.testing import Answer, ChatReading, MessageError, RawClient, c
 from .fleet import MODEL
 from .processes import BenchError
 
-LENGTHS: Final = (4, 12, 30, 60, 100)  # tokens of an answer
-QUESTIONS: Final = 4  # of each length
+LENGTHS: Final = (4, 12, 30, 60)  # tokens of an answer
+QUESTIONS: Final = 5  # of each length
 BUFFERED: Final = 0.2  # share of requests that want their answer whole
 LONGEST_ANSWER: Final = 60.0  # seconds; more is an answer that never ends
 

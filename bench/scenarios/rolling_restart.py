@@ -3,7 +3,7 @@
 Question    When each worker gets SIGTERM in turn, ends, and is started again, does any
             request fail?
 Load        12 clients, fewer than the slots of two workers, ask without a pause: answers
-            of 4 to 100 tokens, the longest of about two seconds, four of five as streams.
+            of 4 to 60 tokens, the longest of about a second, four of five as streams.
             Each of three workers gets SIGTERM, drains, ends, is started again and has
             registered before the next one's turn. 4 rounds.
 Engines     three ``trio-gateway worker --engine simulated`` of 8 slots, that register.
