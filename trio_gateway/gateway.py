@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, Final
 
 import trio
@@ -25,10 +26,18 @@ import trio
 from . import __version__
 from .admin import make_app, make_internal_app, serve_admin
 from .admission import Admission, AdmissionLimits, TenantShare
-from .config import DEFAULT_SLOTS, Settings, TenantSettings, WorkerSettings, certificate_complaint
+from .config import (
+    DEFAULT_SLOTS,
+    KeySettings,
+    Settings,
+    TenantSettings,
+    WorkerSettings,
+    certificate_complaint,
+)
 from .contract import Worker
 from .edge import (
     AcceptLoop,
+    Authenticator,
     Door,
     DoorSettings,
     GenerateSettings,
@@ -67,7 +76,7 @@ from .fleet import (
 from .flow import BufferPool
 from .ledger import Books, Record, conservation_errors
 from .telemetry import METRICS_TYPE, Log, render_metrics, return_free_memory
-from .tenancy import Keyring, Tenant
+from .tenancy import Caller, Keyring, RateBook, RateLimits, Tenant
 from .units import MiB
 from .upstream import ConnectionPool, HttpEngine, UpstreamLimits, ask, follow, order, resolve
 
@@ -129,6 +138,7 @@ class Gateway:
             self._note_worker,
         )
         self.keyring: Final = _make_keyring(settings)
+        self.rates: Final = _make_rates(settings)
         self.admission: Final = Admission(
             self.fleet,
             AdmissionLimits(
@@ -370,6 +380,7 @@ class Gateway:
             boot_id=self.boot_id,
             settled=self._settled,
             bug=self.report_bug,
+            rates=self.rates,
         )
         generator = Generator(
             self.fleet,
@@ -386,13 +397,14 @@ class Gateway:
         )
         door = Door(
             DoorSettings(self._via, int(time.time()), frozenset(settings.server.cors_origins)),
-            self.keyring,
+            Authenticator(self.keyring, settings.server.trusted_proxies),
             generator,
             self.books,
             lambda: {name: route.model for name, route in self.fleet.routes.items()},
             self.live,
             self.not_ready,
             lambda: self._refusal,
+            self.rates,
         )
         return HttpServer(
             door,
@@ -505,8 +517,28 @@ def _make_worker(worker: WorkerSettings) -> Worker:
 
 def _make_keyring(settings: Settings) -> Keyring:
     tenants = {tenant.id: _make_tenant(tenant) for tenant in settings.tenants}
-    keys = [(key.digest, key.id, tenants[tenant.id]) for tenant in settings.tenants for key in tenant.keys]
+    keys = [
+        (key.digest, _make_caller(tenants[tenant.id], key))
+        for tenant in settings.tenants
+        for key in tenant.keys
+    ]
     return Keyring(keys, tenants.values())
+
+
+def _make_caller(tenant: Tenant, key: KeySettings) -> Caller:
+    expires = None if key.expires is None else key.expires.timestamp()
+    return Caller(tenant.narrowed(frozenset(key.models), key.tiers), key.id, expires)
+
+
+def _make_rates(settings: Settings) -> RateBook:
+    keys = [key for tenant in settings.tenants for key in tenant.keys]
+    tenants, of_keys = _limits_of(settings.tenants), _limits_of(keys)
+    return RateBook(tenants, of_keys, clock=trio.current_time, dice=random.random)
+
+
+def _limits_of(owners: Iterable[TenantSettings | KeySettings]) -> dict[str, RateLimits]:
+    limits = {owner.id: RateLimits(owner.requests_per_minute, owner.tokens_per_minute) for owner in owners}
+    return {id_: limit for id_, limit in limits.items() if limit != RateLimits()}
 
 
 def _make_tenant(tenant: TenantSettings) -> Tenant:

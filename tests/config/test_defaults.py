@@ -33,6 +33,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "server": {
         "bind": (Bind("127.0.0.1", 8080),),
         "tls": None,
+        "trusted_proxies": (),
         "allow_anonymous": False,
         "expose_worker": False,
         "cors_origins": (),
@@ -233,6 +234,8 @@ def test_a_tenant_has_its_defaults() -> None:
         "models": ("*",),
         "max_concurrency": None,
         "max_queued": 64,
+        "requests_per_minute": None,
+        "tokens_per_minute": None,
         "default_timeout": None,
         "max_timeout": None,
         "engine_fields": False,

@@ -19,6 +19,7 @@ import trio
 from tests.exchange.rig import Rig
 from tests.sweeps.conftest import Report
 from trio_gateway.edge import (
+    Authenticator,
     Door,
     DoorSettings,
     GenerateSettings,
@@ -252,13 +253,14 @@ def _server(rig: Rig, watch: HangupWatch) -> HttpServer:
     )
     door = Door(
         DoorSettings("sweep", 0),
-        Keyring([], []),
+        Authenticator(Keyring([], [])),
         generator,
         rig.books,
         lambda: {"m1": "m1"},
         rig.live,
         lambda: None,
         lambda: None,
+        rig.parts.rates,
     )
     return HttpServer(door, watch, LIMITS, lambda where, exc: rig.bugs.append((where, exc)), lambda: False)
 

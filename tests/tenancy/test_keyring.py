@@ -19,7 +19,8 @@ def stored(key: bytes) -> bytes:
 
 def ring(keys: dict[bytes, tuple[str, Tenant]] | None = None) -> Keyring:
     found = keys if keys is not None else {b"tg_k1_secret": ("k1", ACME), b"tg_k2_secret": ("k2", OTHER)}
-    return Keyring([(stored(key), key_id, tenant) for key, (key_id, tenant) in found.items()], [ACME, OTHER])
+    callers = [(stored(key), Caller(tenant, key_id)) for key, (key_id, tenant) in found.items()]
+    return Keyring(callers, [ACME, OTHER])
 
 
 def test_a_key_belongs_to_its_tenant() -> None:

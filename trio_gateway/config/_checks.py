@@ -41,6 +41,7 @@ def check(draft: Draft, report: Report) -> None:
     _check_key_hashes(draft, report)
     _check_names(draft, report)
     _check_tenants_models(draft, report)
+    _check_key_scopes(draft, report)
     _check_fallbacks(draft, report)
     _check_workers(draft, report)
     _check_timeouts(draft, report)
@@ -164,9 +165,29 @@ def _check_tenants_models(draft: Draft, report: Report) -> None:
         return
     names = _ModelNames(report)
     for index, tenant in _tenants(draft):
-        for position, name in enumerate(tenant.models):
-            if name != "*" and (message := names.why_none(name)):
-                report.add(("tenants", index, "models", position), message)
+        paths: list[tuple[Path, tuple[str, ...]]] = [(("tenants", index, "models"), tenant.models)]
+        if "*" in tenant.models:  # else a key's names are compared with the tenant's
+            paths += [
+                (("tenants", index, "keys", at, "models"), key.models) for at, key in enumerate(tenant.keys)
+            ]
+        for path, models in paths:
+            for position, name in enumerate(models):
+                if name != "*" and (message := names.why_none(name)):
+                    report.add((*path, position), message)
+
+
+def _check_key_scopes(draft: Draft, report: Report) -> None:
+    """A key can do no more than its tenant, and nobody shall believe that it could."""
+    for tenant_index, tenant in _tenants(draft):
+        for index, key in enumerate(tenant.keys):
+            path: Path = ("tenants", tenant_index, "keys", index)
+            for position, model in enumerate(key.models):
+                if "*" not in (model, *tenant.models) and model not in tenant.models:
+                    message = f"its tenant may not use {quoted(model)}"
+                    report.add((*path, "models", position), message + _hint(model, list(tenant.models)))
+            for position, tier in enumerate(key.tiers if "tiers" in key.model_fields_set else ()):
+                if tier not in tenant.tiers:
+                    report.add((*path, "tiers", position), f"its tenant may not ask for {quoted(tier)}")
 
 
 class _ModelNames:

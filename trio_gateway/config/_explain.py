@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from fractions import Fraction
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path as FilePath
@@ -85,6 +86,9 @@ def _notes(settings: Settings) -> Iterator[str]:
     for tenant in settings.tenants:
         if not tenant.keys:
             yield f"tenant {tenant.id} has no key; nobody can use it."
+        for key in tenant.keys:
+            if key.expires is not None and key.expires <= datetime.now(UTC):
+                yield f"key {key.id} of tenant {tenant.id} has expired."
 
 
 def _notes_on_names(settings: Settings) -> Iterator[str]:
@@ -138,12 +142,25 @@ def _toml(value: Any, extra: Any) -> str:
         case dict():
             return _toml_of_json(value)
         case KeySettings():
-            return f'{{id = {quoted(value.id)}, hash = "(hidden)"}}'
+            return _toml_of_key(value)
+        case datetime():
+            return value.isoformat().replace("+00:00", "Z")
         case TlsSettings():
             return f"{{certificate = {quoted(value.certificate)}, key = {quoted(value.key)}}}"
         case Bind() | Fraction() | IPv4Network() | IPv6Network() | str():
             return quoted(as_text(value))
     raise AssertionError(type(value))
+
+
+def _toml_of_key(key: KeySettings) -> str:
+    """Write what a key may do, as far as it was said."""
+    pairs = [f"id = {quoted(key.id)}", 'hash = "(hidden)"']
+    pairs += [
+        f"{name} = {_toml(getattr(key, name), field.json_schema_extra)}"
+        for name, field in KeySettings.model_fields.items()
+        if name in key.model_fields_set - {"id", "hash"}
+    ]
+    return "{" + ", ".join(pairs) + "}"
 
 
 def _toml_of_json(value: Any) -> str:

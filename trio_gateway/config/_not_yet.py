@@ -10,15 +10,11 @@ from types import MappingProxyType
 from typing import Final
 
 _NO_WEBSOCKET: Final = "there is no WebSocket endpoint"
-_NO_RATES: Final = "rates are not limited; max_concurrency and max_queued are"
 
 # Keys without list positions ("tenants.requests_per_minute").
 NOT_YET: Final = MappingProxyType(
     {
-        "server.trusted_proxies": "client addresses are not taken from headers",
         "admin.tokens": "the admin listener stays on loopback addresses and unix sockets",
-        "tenants.requests_per_minute": _NO_RATES,
-        "tenants.tokens_per_minute": _NO_RATES,
         "admission.promote_after": "waiting requests are served in the order in which they came",
         "admission.tiers": "waiting requests are served in the order in which they came",
         "delivery.resume_window": "answers cannot be resumed",

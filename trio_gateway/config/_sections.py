@@ -88,6 +88,14 @@ class ServerSettings(Section):
         TlsSettings | None,
         about("table", "Makes every TCP address of `bind` speak TLS, with {certificate, key}."),
     ] = None
+    trusted_proxies: Annotated[
+        Networks,
+        about(
+            "networks",
+            'Where the proxies stand, such as "10.0.0.0/8", whose word on the address of a client is taken; '
+            "all other connections are the client's own.",
+        ),
+    ] = ()
     allow_anonymous: Annotated[
         bool,
         switch(

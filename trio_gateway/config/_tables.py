@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from trio_gateway.config._addresses import Endpoint, parse_url
 from trio_gateway.config._defaults import check_defaults, defaults_as_json
@@ -56,6 +57,15 @@ def _check_hash(text: str) -> str:
     if text.lower().endswith(_HASH_OF_NOTHING):
         raise ValueError("is the hash of an empty key, with which everybody would be let in")
     return text.lower()
+
+
+def _read_moment(value: object) -> object:
+    try:
+        if isinstance(value, datetime) and value.tzinfo is not None:
+            return value.astimezone(UTC)
+    except OverflowError:  # in the first or last hours that a calendar has
+        pass
+    raise ValueError("must be a date and time with its zone and without quotes, as in 2027-01-31T00:00:00Z")
 
 
 def _check_patterns(models: tuple[str, ...]) -> tuple[str, ...]:
@@ -197,6 +207,24 @@ class ModelSettings(Section):
         return defaults_as_json(self.defaults)
 
 
+Requests = Annotated[
+    int | None,
+    about(
+        "requests", "Requests that it may make in a minute, all at once or spread.", ge=1, le=1_000_000_000
+    ),
+]
+
+Tokens = Annotated[
+    int | None,
+    about(
+        "tokens",
+        "Tokens of prompts and answers that it may use in a minute, all at once or spread.",
+        ge=1,
+        le=10**12,
+    ),
+]
+
+
 class KeySettings(Section):
     """One API key of a tenant; only its hash is known here."""
 
@@ -206,6 +234,24 @@ class KeySettings(Section):
         AfterValidator(_check_hash),
         about("hash", '"sha256:" and the hexadecimal SHA-256 of the whole key.'),
     ] = Field(repr=False)
+    expires: Annotated[
+        datetime | None,
+        BeforeValidator(_read_moment),
+        about("date and time", "From when on it opens nothing, such as 2027-01-31T00:00:00Z."),
+    ] = None
+    models: Annotated[
+        Many[ModelName],
+        AfterValidator(_check_patterns),
+        about(
+            "names", 'Those of its tenant\'s models that it may use; "*" means all of these.', min_length=1
+        ),
+    ] = ("*",)
+    tiers: Annotated[
+        Many[Tier],
+        about("words", "Those of its tenant's priorities that it may ask for.", min_length=1),
+    ] = ("interactive", "standard", "batch")
+    requests_per_minute: Requests = None
+    tokens_per_minute: Tokens = None
 
     @property
     def digest(self) -> bytes:
@@ -219,7 +265,7 @@ class TenantSettings(Section):
     id: Annotated[Id, about("name", "The tenant's name, in records and metrics.")]
     keys: Annotated[
         Items[KeySettings],
-        about("tables", "Its API keys: {id, hash}; an empty list locks the tenant out."),
+        about("tables", "Its API keys, such as {id, hash}; an empty list locks the tenant out."),
     ]
     weight: Annotated[
         float,
@@ -245,6 +291,8 @@ class TenantSettings(Section):
     max_queued: Annotated[
         int, about("requests", "Requests that it may have waiting.", ge=0, le=1_000_000)
     ] = 64
+    requests_per_minute: Requests = None
+    tokens_per_minute: Tokens = None
     default_timeout: Annotated[
         Duration | None,
         seconds("Deadline of its requests that name none, instead of deadlines.default."),

@@ -1,5 +1,6 @@
 """The public door: listeners, connections, routes, and the client ports that own the sockets' writers."""
 
+from ._authenticate import Authenticator
 from ._connection import Connection
 from ._generate import GenerateSettings, Generator
 from ._http_client import HttpClient
@@ -11,6 +12,7 @@ from ._watch import Hangup, HangupWatch
 
 __all__ = [
     "AcceptLoop",
+    "Authenticator",
     "Connection",
     "Door",
     "DoorSettings",

@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
+import trio
+
 from ..errors import BadFraming, Problem, Refused
-from ..tenancy import Caller, Keyring
+from ..tenancy import Caller, FailedKeys, Keyring
 from ..wire import RequestHead
+from ._client_address import Networks, client_of
+from ._connection import Connection
 
 
-def authenticate(head: RequestHead, keyring: Keyring) -> Caller:
-    """Answer who calls.
+class Authenticator:
+    """Asks for keys, and answers addresses that fail too often so.
 
-    Raises:
-        Refused: ``invalid_api_key``.
+    A good key is good from everywhere, however many bad ones came from the same address: many clients
+    may share one.
+
+    Args:
+        trusted: where proxies stand whose word on the client's address is taken.
+        wall: seconds since the epoch.
     """
-    key = presented_key(head)
-    caller = keyring.find(key)
-    if caller is None:
-        what = "no API key was sent" if key is None else "the API key is not known"
-        raise Refused(Problem.of("invalid_api_key", what))
-    return caller
+
+    def __init__(
+        self, keyring: Keyring, trusted: Networks = (), wall: Callable[[], float] = time.time
+    ) -> None:
+        self._keyring = keyring
+        self._trusted = trusted
+        self._wall = wall
+        self._failed = FailedKeys()
+
+    def authenticate(self, head: RequestHead, connection: Connection) -> Caller:
+        """Answer who calls.
+
+        Raises:
+            Refused: ``invalid_api_key``, or ``rate_limit_exceeded`` where that was said too often.
+        """
+        key = presented_key(head)
+        caller = self._keyring.find(key)
+        if caller is not None and not caller.expired(self._wall()):
+            return caller
+        client = client_of(connection.peer, head, self._trusted)
+        if wait := self._failed.note(client, trio.current_time()):
+            what = "too many requests without a good API key came from this address"
+            raise Refused(Problem.of("rate_limit_exceeded", what, retry_after=wait))
+        what = "the API key is not known" if caller is None else "the API key has expired"
+        raise Refused(Problem.of("invalid_api_key", "no API key was sent" if key is None else what))
 
 
 def presented_key(head: RequestHead) -> bytes | None:

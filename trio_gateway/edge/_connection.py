@@ -49,6 +49,16 @@ class Connection:
         self.closed = False
 
     @property
+    def peer(self) -> str | None:
+        """Address of the other end; None on unix sockets, and when nobody knows any more."""
+        if not self.is_tcp or self.closed:
+            return None
+        try:
+            return str(self._stream.socket.getpeername()[0])
+        except OSError:  # it was reset
+            return None
+
+    @property
     def waiting(self) -> int:
         """Bytes that `write` took and the socket did not yet: none, where nothing stands between them."""
         return 0

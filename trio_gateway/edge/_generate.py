@@ -26,6 +26,7 @@ from ..wire import (
     read_object,
     trace_context,
 )
+from ._head import rate_headers
 from ._http_client import HttpClient
 from ._http_server import Incoming
 
@@ -122,6 +123,7 @@ class Generator:
             self._settings.answer_limit,
             self._settings.ask_every,
             operation,
+            lambda: rate_headers(self._parts.rates.standings(request.tenant, request.key_id)),
         )
         exchange = Exchange(request, client, self._parts, incoming.placed)
         accepted()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterable
 from email.utils import formatdate
 from functools import lru_cache
 
+from ..contract import RateStanding
 from ..wire import write_response_head
 
 
@@ -22,3 +25,32 @@ def http_date(second: int) -> str:
         second: since the epoch.
     """
     return formatdate(second, usegmt=True)
+
+
+def rate_headers(standings: Iterable[RateStanding]) -> tuple[tuple[str, str], ...]:
+    """Write what is left of a minute's amounts as OpenAI does."""
+    headers: list[tuple[str, str]] = []
+    for standing in standings:
+        limit, left, reset = str(standing.limit), str(standing.remaining), go_duration(standing.reset)
+        if standing.kind == "requests":
+            headers += [
+                ("x-ratelimit-limit-requests", limit),
+                ("x-ratelimit-remaining-requests", left),
+                ("x-ratelimit-reset-requests", reset),
+            ]
+        else:
+            headers += [
+                ("x-ratelimit-limit-tokens", limit),
+                ("x-ratelimit-remaining-tokens", left),
+                ("x-ratelimit-reset-tokens", reset),
+            ]
+    return tuple(headers)
+
+
+def go_duration(seconds: float) -> str:
+    """Write a duration as OpenAI does (``20ms``, ``1.5s``, ``6m0s``), rounded up to milliseconds."""
+    milliseconds = math.ceil(seconds * 1000)
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"

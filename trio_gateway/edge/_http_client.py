@@ -6,6 +6,7 @@ buffered answers with their length.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, final
 
 import trio
@@ -36,6 +37,7 @@ class HttpClient:
         answer_limit: seconds after which an answer without acknowledgement counts as undeliverable.
         ask_every: seconds between two questions to a half-closed client.
         operation: decides the shape of errors.
+        latest: answers further headers of every answer, as they are when it begins.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class HttpClient:
         answer_limit: float,
         ask_every: float,
         operation: Operation = CHAT,
+        latest: Callable[[], tuple[tuple[str, str], ...]] = tuple,
     ) -> None:
         self._connection = connection
         self._modern = head.version == b"1.1"
@@ -54,6 +57,7 @@ class HttpClient:
         self._answer_limit = answer_limit
         self._ask_every = ask_every
         self._operation = operation
+        self._latest = latest
         self._start = connection.written
         self._pending = b""
         self._head = b""
@@ -101,7 +105,7 @@ class HttpClient:
 
     def begin(self, head: AnswerHead) -> None:
         """See ClientPort."""
-        headers = [*self._identity, *head.headers]
+        headers = [*self._identity, *self._latest(), *head.headers]
         if head.length is None:
             headers += _STREAM_HEADERS
             self._streamed = True
@@ -143,7 +147,7 @@ class HttpClient:
     def respond(self, problem: Problem, extra: dict[str, object] | None) -> None:
         """See ClientPort."""
         body = problem_body(problem, extra, self._operation.anthropic)
-        headers = [*self._identity, *problem_headers(problem), ("content-type", JSON)]
+        headers = [*self._identity, *self._latest(), *problem_headers(problem), ("content-type", JSON)]
         if problem.code == "gateway_draining":
             self.keep_alive = False
         self._put_head(problem.status, [*headers, ("content-length", str(len(body)))])

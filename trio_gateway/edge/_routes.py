@@ -10,15 +10,15 @@ from typing import Final
 
 import msgspec
 
-from ..contract import OPERATIONS, Operation
+from ..contract import OPERATIONS, Operation, RatesPort
 from ..errors import ClientGone, Problem, Refused
 from ..exchange import OWNER, LiveExchanges
 from ..ledger import Books
-from ..tenancy import Keyring
+from ..tenancy import Caller
 from ..wire import RequestHead
-from ._authenticate import authenticate
+from ._authenticate import Authenticator
 from ._generate import Generator, client_request_id, identity_headers, new_id
-from ._head import answer_head
+from ._head import answer_head, rate_headers
 from ._http_server import Incoming, write_within
 from ._problems import JSON
 
@@ -51,6 +51,7 @@ class Door:
     """Answers every public request. See Handler.
 
     Args:
+        rates: whose standings go with every answer to a caller that is known.
         ready: why the gateway is not ready; None: it is.
         models: answers public names by every name that they have, in the order of the configuration.
         live: the exchanges of the process.
@@ -60,22 +61,24 @@ class Door:
     def __init__(
         self,
         settings: DoorSettings,
-        keyring: Keyring,
+        authenticator: Authenticator,
         generator: Generator,
         books: Books,
         models: Callable[[], Mapping[str, str]],
         live: LiveExchanges,
         ready: Callable[[], str | None],
         refusing: Callable[[], Problem | None],
+        rates: RatesPort,
     ) -> None:
         self._settings = settings
-        self._keyring = keyring
+        self._authenticator = authenticator
         self._generator = generator
         self._books = books
         self._models = models
         self._live = live
         self._ready = ready
         self._refusing = refusing
+        self._rates = rates
         self._via = settings.via.encode("ascii")
 
     def malformed(self, code: str) -> None:
@@ -98,7 +101,8 @@ class Door:
         except Refused as refused:
             if not visit.accounted:
                 self._books.turn_away(refused.problem.code)
-            raise Refused(refused.problem.but(headers=(*identity, *refused.problem.headers))) from None
+            headers = (*identity, *self._rate_headers(visit), *refused.problem.headers)
+            raise Refused(refused.problem.but(headers=headers)) from None
         except BaseException as exc:
             if not visit.accounted:
                 self._books.turn_away("client_gone" if isinstance(exc, ClientGone) else "internal_error")
@@ -120,15 +124,15 @@ class Door:
             return await self._work(visit, operation)
         if path == _MODELS or path.startswith(_MODELS + "/"):
             _check_method(head, _READABLE)
-            return await self._reply(visit, 200, self._list_models(head))
+            return await self._reply(visit, 200, self._list_models(visit))
         if path.startswith(_REQUESTS) and "/" not in path.removeprefix(_REQUESTS):
             _check_method(head, (*_READABLE, "DELETE"))
-            return await self._reply(visit, 200, self._own_request(head))
+            return await self._reply(visit, 200, self._own_request(visit))
         raise Refused(Problem.of("unknown_route", "there is nothing at this path"))
 
     async def _work(self, visit: Visit, operation: Operation) -> bool:
         head = visit.incoming.head
-        caller = authenticate(head, self._keyring)
+        caller = self._authenticate(visit)
         _check_media_type(head, operation)
         if any(self._via in value for value in head.all(b"via")):
             raise Refused(Problem.of("loop_detected", "the request has passed this gateway before"))
@@ -136,9 +140,19 @@ class Door:
             visit.incoming, operation, caller, visit.exchange_id, visit.identity, visit.account
         )
 
-    def _own_request(self, head: RequestHead) -> dict[str, object]:
+    def _authenticate(self, visit: Visit) -> Caller:
+        visit.caller = self._authenticator.authenticate(visit.incoming.head, visit.incoming.connection)
+        return visit.caller
+
+    def _rate_headers(self, visit: Visit) -> Headers:
+        """Answer how a known caller stands; what is asked from here costs nothing of it."""
+        caller = visit.caller
+        return () if caller is None else rate_headers(self._rates.standings(caller.tenant.id, caller.key_id))
+
+    def _own_request(self, visit: Visit) -> dict[str, object]:
         """Tell an owner where its request stands; by DELETE it is cancelled first."""
-        tenant = authenticate(head, self._keyring).tenant
+        head = visit.incoming.head
+        tenant = self._authenticate(visit).tenant
         exchange_id = head.path.removeprefix(_REQUESTS)
         standing = self._live.standing(exchange_id)
         if standing is None or standing.tenant != tenant.id:
@@ -182,8 +196,9 @@ class Door:
             return 200, {"status": "ok"}
         return 503, {"status": "not ready", "reason": reason}
 
-    def _list_models(self, head: RequestHead) -> dict[str, object]:
-        tenant = authenticate(head, self._keyring).tenant
+    def _list_models(self, visit: Visit) -> dict[str, object]:
+        head = visit.incoming.head
+        tenant = self._authenticate(visit).tenant
         models = {
             name: {
                 "id": name,
@@ -206,7 +221,7 @@ class Door:
         """Answer with JSON of our own, or without a body."""
         head = visit.incoming.head
         body = b"" if answer is None else msgspec.json.encode(answer)
-        lines = [*visit.identity, *headers]
+        lines = [*visit.identity, *self._rate_headers(visit), *headers]
         if answer is not None:
             lines += [("content-type", JSON), ("content-length", str(len(body)))]
         if not head.keep_alive:
@@ -224,12 +239,14 @@ class Visit:
 
     Attributes:
         identity: headers of its answer, whatever it will be.
+        caller: who asks, once that is known.
         accounted: somebody else counts it from now on.
     """
 
     incoming: Incoming
     exchange_id: str
     identity: Headers
+    caller: Caller | None = None
     accounted: bool = False
 
     def account(self) -> None:

@@ -1,6 +1,7 @@
 """Who calls: tenants, their keys, what they may ask for, and how much of it in a minute."""
 
 from ._keyring import Caller, Keyring
+from ._new_key import new_key
 from ._rate_book import RateBook
 from ._rates import Estimate, FailedKeys, RateLimits, estimate_tokens
 from ._tenant import ANONYMOUS, Tenant
@@ -15,4 +16,5 @@ __all__ = [
     "RateLimits",
     "Tenant",
     "estimate_tokens",
+    "new_key",
 ]

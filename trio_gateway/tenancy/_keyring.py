@@ -12,22 +12,32 @@ from ._tenant import ANONYMOUS, Tenant
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request."""
+    """Who sent a request.
+
+    Attributes:
+        tenant: as this key may act for it.
+        expires: when the key ends, in seconds since the epoch; None: never.
+    """
 
     tenant: Tenant
     key_id: str | None
+    expires: float | None = None
+
+    def expired(self, wall: float) -> bool:
+        """Whether the key is over at a moment, in seconds since the epoch."""
+        return self.expires is not None and wall >= self.expires
 
 
 class Keyring:
     """All keys, stored as SHA-256 of the whole key.
 
     Args:
-        keys: (SHA-256 of the key, key id, tenant).
+        keys: the SHA-256 of each, and who has it.
         tenants: all of them; none: everybody is anonymous.
     """
 
-    def __init__(self, keys: Iterable[tuple[bytes, str, Tenant]], tenants: Iterable[Tenant]) -> None:
-        self._callers = {stored: (stored, Caller(tenant, key_id)) for stored, key_id, tenant in keys}
+    def __init__(self, keys: Iterable[tuple[bytes, Caller]], tenants: Iterable[Tenant]) -> None:
+        self._callers = {stored: (stored, caller) for stored, caller in keys}
         self.tenants = {tenant.id: tenant for tenant in tenants}
         self._anonymous = None if self.tenants else Caller(Tenant(ANONYMOUS), None)
         if self._anonymous is not None:
@@ -39,7 +49,7 @@ class Keyring:
         return self._anonymous is not None
 
     def find(self, key: bytes | None) -> Caller | None:
-        """Answer who a key belongs to; None: nobody."""
+        """Answer who a key belongs to, even if it has expired; None: nobody."""
         if self._anonymous is not None:
             return self._anonymous
         if key is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 
@@ -33,6 +33,14 @@ class Tenant:
     def default_tier(self) -> str:
         """The tier of a request that names none."""
         return "standard" if "standard" in self.tiers else self.tiers[0]
+
+    def narrowed(self, models: frozenset[str], tiers: tuple[str, ...]) -> Tenant:
+        """Answer the tenant as somebody sees it who may use no more than these of its models and tiers."""
+        if "*" in models:
+            models = self.models
+        elif "*" not in self.models:
+            models &= self.models
+        return replace(self, models=models, tiers=tuple(tier for tier in self.tiers if tier in tiers))
 
 
 ANONYMOUS: Final = "anonymous"
