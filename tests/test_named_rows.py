@@ -25,7 +25,6 @@ NO_WITNESS: Final = {"docs", "config", "conformance"}
 
 RESERVED: Final = {
     "upgrade_required": "WebSocket routes",
-    "wait_exceeds_deadline": "admission that predicts the wait",
     "operator_cancelled": "an admin endpoint that acts",
 }
 

@@ -25,7 +25,7 @@ import trio
 
 from . import __version__
 from .admin import make_app, make_internal_app, serve_admin
-from .admission import Admission, AdmissionLimits, TenantShare
+from .admission import TIERS, Admission, AdmissionLimits, TenantShare
 from .config import (
     DEFAULT_SLOTS,
     KeySettings,
@@ -145,6 +145,8 @@ class Gateway:
                 settings.admission.max_queued,
                 settings.admission.max_queued_bytes,
                 settings.admission.max_wait,
+                settings.admission.promote_after,
+                {tier: getattr(settings.admission.tiers, tier).max_share for tier in TIERS},
             ),
             {tenant.id: _share(tenant) for tenant in settings.serving_tenants()},
             self.drain.keep,
@@ -313,6 +315,7 @@ class Gateway:
             "queue": {
                 "depth": admission.queued,
                 "bytes": admission.queued_bytes,
+                "tiers": admission.queued_by_tier,
                 "tenants": admission.queued_by_tenant,
             },
             "buffered_bytes": self.buffers.used,
@@ -554,7 +557,7 @@ def _make_tenant(tenant: TenantSettings) -> Tenant:
 
 
 def _share(tenant: TenantSettings) -> TenantShare:
-    return TenantShare(tenant.max_concurrency, tenant.max_queued)
+    return TenantShare(tenant.max_concurrency, tenant.max_queued, tenant.weight)
 
 
 def _attempt_limits(settings: Settings) -> AttemptLimits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -736,3 +737,70 @@ async def test_closing_refuses_all_who_wait_or_come_and_leaves_those_who_run(nur
     assert workers.admission.statistics().held == 1
     lease.release()
     end_of(workers)
+
+
+# Tiers, tenants' shares and predictions ---------------------------------------------------------------------
+
+
+async def test_who_would_wait_beyond_its_deadline_is_refused_on_arrival(autojump_clock: MockClock) -> None:
+    workers = WorkerSet(make_worker(slots=1))
+    for _ in range(21):  # slots come free every second
+        with await workers.admission.enter(make_request()).wait():
+            await trio.sleep(1)
+    with await workers.admission.enter(make_request()).wait():
+        patient = workers.admission.enter(make_request(seconds=60))
+        with pytest.raises(Refused) as refused:
+            workers.admission.enter(make_request(seconds=1.5))
+        assert (refused.value.problem.code, refused.value.problem.status) == ("wait_exceeds_deadline", 429)
+        assert (refused.value.problem.retry_after or 0) >= 1
+        patient.leave()
+
+
+async def test_interactive_goes_first_and_batch_never_takes_all_slots(autojump_clock: MockClock) -> None:
+    workers = WorkerSet(make_worker(slots=5))
+    batch = [workers.admission.enter(make_request(tier="batch")) for _ in range(6)]
+    assert [ticket.waiting for ticket in batch] == [False] * 4 + [True] * 2  # 0.8 of five slots
+    interactive = [workers.admission.enter(make_request(tier="interactive")) for _ in range(2)]
+    standard = workers.admission.enter(make_request(tier="standard"))
+    assert [ticket.waiting for ticket in (*interactive, standard)] == [False, True, True]
+    for expected in (interactive[1], standard, batch[4]):
+        assert expected.waiting
+        (await batch.pop(0).wait()).release()
+        assert not expected.waiting
+    for ticket in (*batch, *interactive, standard):
+        ticket.leave()
+
+
+async def test_slots_go_to_the_tenant_that_was_served_least_for_its_weight(autojump_clock: MockClock) -> None:
+    shares = {"light": TenantShare(None, 64, 1.0), "heavy": TenantShare(None, 64, 3.0)}
+    workers = WorkerSet(make_worker(slots=1), shares=shares)
+    served: Counter[str] = Counter()
+    tickets = {
+        workers.admission.enter(make_request(tenant=tenant, size=400, tokens=100)): tenant
+        for _ in range(40)
+        for tenant in shares
+    }
+    for _ in range(40):
+        ticket = next(ticket for ticket in tickets if not ticket.waiting)
+        served[tickets.pop(ticket)] += 1
+        lease = await ticket.wait()
+        lease.release()
+        ticket.served(100, 100)
+    assert served["heavy"] == pytest.approx(3 * served["light"], abs=4)
+    for ticket in tickets:
+        ticket.leave()
+
+
+async def test_a_tenant_at_its_own_bound_holds_nobody_up_and_comes_again(autojump_clock: MockClock) -> None:
+    shares = {"one": TenantShare(1, 64), "many": TenantShare(None, 64)}
+    workers = WorkerSet(make_worker(slots=2), shares=shares)
+    first, second = (workers.admission.enter(make_request(tenant="one")) for _ in range(2))
+    other = workers.admission.enter(make_request(tenant="many"))
+    assert [ticket.waiting for ticket in (first, second, other)] == [False, True, False]
+    third = workers.admission.enter(make_request(tenant="many"))
+    (await other.wait()).release()
+    assert (second.waiting, third.waiting) == (True, False)
+    (await first.wait()).release()
+    assert not second.waiting
+    for ticket in (second, third):
+        ticket.leave()

@@ -24,6 +24,7 @@ from trio_gateway.config import (
     WorkerSettings,
     parse_settings,
 )
+from trio_gateway.config._sections import TierSettings, TiersSettings
 from trio_gateway.fleet import DIALECTS
 
 KIBI = 1024
@@ -59,7 +60,17 @@ DEFAULTS: dict[str, dict[str, object]] = {
         "answer_bytes": 64 * MEBI,
         "gone_probe_interval": 10.0,
     },
-    "admission": {"max_queued": 1024, "max_queued_bytes": 128 * MEBI, "max_wait": 60.0},
+    "admission": {
+        "max_queued": 1024,
+        "max_queued_bytes": 128 * MEBI,
+        "max_wait": 60.0,
+        "promote_after": 30.0,
+        "tiers": TiersSettings(
+            interactive=TierSettings(max_share=1.0),
+            standard=TierSettings(max_share=1.0),
+            batch=TierSettings(max_share=0.8),
+        ),
+    },
     "deadlines": {
         "default": 600.0,
         "maximum": 3600.0,

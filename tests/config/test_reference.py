@@ -27,13 +27,16 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
 GUIDE = ROOT / "docs" / "how-to" / "configure.md"
 
 
+INNER = {"keys": "tenants.keys", "tls": "server.tls", "tiers": "admission.tiers"}
+
+
 def rows() -> dict[str, list[str]]:
     """The reference's rows, by section and key."""
     found = {}
     section = ""
     for line in reference_page().splitlines():
-        if heading := re.match(r"## `\[+(\w+)\]+`|## `(keys|tls)`", line):
-            section = heading[1] or {"keys": "tenants.keys", "tls": "server.tls"}[heading[2]]
+        if heading := re.match(r"## `\[+(\w+)\]+`|## `(keys|tls|tiers)\b", line):
+            section = heading[1] or INNER[heading[2]]
         elif line.startswith("| `") and section and line.count("|") > 3:
             cells = [cell.strip() for cell in line.strip("|").split(" | ")]
             found[f"{section}.{cells[0].strip('` ')}"] = cells
@@ -60,7 +63,7 @@ def test_the_reference_describes_every_key() -> None:
         if f"{section}.{key}" not in NOT_YET
     }
     inner = {f"tenants.keys.{key}" for key in known_keys(("tenants", "keys"))}
-    inner |= {"server.tls.certificate", "server.tls.key"}
+    inner |= {"server.tls.certificate", "server.tls.key", "admission.tiers.max_share"}
     assert rows().keys() == expected | inner
 
 

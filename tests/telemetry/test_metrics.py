@@ -15,16 +15,33 @@ STATISTICS: dict[str, Any] = {
     "connections": 7,
     "running": 3,
     "buffered_bytes": 4096,
-    "queue": {"depth": 5, "bytes": 500, "tenants": {"acme": 4, "other": 1}},
+    "queue": {
+        "depth": 5,
+        "bytes": 500,
+        "tiers": {"interactive": 0, "standard": 3, "batch": 2},
+        "tenants": {"acme": 4, "other": 1},
+    },
     "conservation": {"ok": True, "errors": []},
     "workers": [
         {
-            **{"id": "gpu-0", "held": 3, "draining": 1, "faults": 2, "attempts": 9},
-            **{"ready": True, "snapshot_age": 0.5, "breakers": {"m": "closed", "n": "trying"}},
+            "id": "gpu-0",
+            "held": 3,
+            "draining": 1,
+            "faults": 2,
+            "attempts": 9,
+            "ready": True,
+            "snapshot_age": 0.5,
+            "breakers": {"m": "closed", "n": "trying"},
         },
         {
-            **{"id": "gpu-1", "held": 0, "draining": 0, "faults": 0, "attempts": 1},
-            **{"ready": False, "snapshot_age": None, "breakers": {"m": "open"}},
+            "id": "gpu-1",
+            "held": 0,
+            "draining": 0,
+            "faults": 0,
+            "attempts": 1,
+            "ready": False,
+            "snapshot_age": None,
+            "breakers": {"m": "open"},
         },
     ],
     "idle_after_cancel": {"confirmed": 3, "assumed": 1, "milliseconds": 1500},
@@ -82,7 +99,8 @@ def value_of(name: str, statistics: dict[str, Any] = STATISTICS, /, **labels: st
         ("breaker_state", {"worker": "gpu-1", "model": "m"}, 2),
         ("cancel_to_idle_seconds_count", {}, 4),
         ("cancel_to_idle_seconds_sum", {}, 1.5),
-        ("queue_depth", {}, 5),
+        ("queue_depth", {"tier": "standard"}, 3),
+        ("queue_depth", {"tier": "interactive"}, 0),
         ("queue_bytes", {}, 500),
         ("tenant_queue_depth", {"tenant": "acme"}, 4),
         ("running", {}, 3),
@@ -98,9 +116,9 @@ def test_every_figure_has_its_name_and_labels(name: str, labels: dict[str, str],
 
 def test_there_is_a_sample_for_each_figure_and_no_other() -> None:
     rows = sum(map(len, STATISTICS["counts"].values()))
-    workers, tenants, single = len(STATISTICS["workers"]), len(STATISTICS["queue"]["tenants"]), 7
-    ages, breakers, idle = 1, 3, 2
-    assert len(samples(STATISTICS)) == rows + 5 * workers + ages + breakers + idle + tenants + single
+    workers, tenants, single = len(STATISTICS["workers"]), len(STATISTICS["queue"]["tenants"]), 6
+    ages, breakers, idle, tiers = 1, 3, 2, 3
+    assert len(samples(STATISTICS)) == rows + 5 * workers + ages + breakers + idle + tiers + tenants + single
     assert all(name.startswith("trio_gateway_") for name, _ in samples(STATISTICS))
 
 
@@ -114,7 +132,7 @@ def test_a_process_that_did_nothing_yet_has_a_page_too() -> None:
     idle = copy.deepcopy(STATISTICS)
     idle["counts"] = {name: [] for name in idle["counts"]}
     idle["workers"], idle["queue"]["tenants"] = [], {}
-    assert value_of("queue_depth", idle) == 5
+    assert value_of("queue_depth", idle, tier="standard") == 3
 
 
 @pytest.mark.parametrize("text", ['a"b', "a\\b", "a\nb", 'a{b="c"} 1', "\u00e9 \U0001f600", ""])

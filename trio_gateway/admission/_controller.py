@@ -1,8 +1,9 @@
-"""The admission controller, first form: bounded queues in front of worker slots.
+"""The admission controller: bounded queues, and a fair order, in front of worker slots.
 
-A request is placed when its model has a worker with room, its tenant is below
-its own concurrency, and nobody who came earlier could be placed instead. Else
-it takes a position, if there is one. Waiting holds no slot and no share of one.
+A request is placed when its model has a worker with room, its tenant is below its
+own concurrency, its tier below its share, and nobody who comes earlier in the order
+could be placed instead. Else it takes a position, if there is one. Waiting holds no
+slot and no share of one.
 
 All decisions are synchronous; a task waits only for its own event. Whoever
 leaves, by whatever way, gives back what it had.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, Self, final
 
 import trio
@@ -21,24 +22,37 @@ import trio
 from ..contract import InternalRequest, Worker
 from ..errors import Problem, Refused
 from ._drain_rate import DrainRate
-from ._fair_queue import FairQueue
+from ._estimate import Estimates
+from ._scheduler import Scheduler
+
+TIERS: Final = ("interactive", "standard", "batch")
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Bounds of all queues together: requests, bytes of bodies, seconds in a queue."""
+    """Bounds of all queues together, and how tiers stand to each other.
+
+    Attributes:
+        max_queued, max_queued_bytes: requests, and bytes of their bodies.
+        max_wait: seconds in a queue.
+        promote_after: seconds of waiting after which a request rises by one tier.
+        max_shares: largest share of a pool's slots that a tier may hold; all, where none is named.
+    """
 
     max_queued: int
     max_queued_bytes: int
     max_wait: float
+    promote_after: float = 30.0
+    max_shares: Mapping[str, float] = field(default_factory=lambda: {"batch": 0.8})
 
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """What one tenant may have: exchanges at a time (None: no own bound), and positions."""
+    """What one tenant may have: exchanges at a time (None: no own bound), positions, and its weight."""
 
     max_concurrency: int | None
     max_queued: int
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,7 @@ class AdmissionStatistics:
     queued: int
     queued_bytes: int
     queued_by_tenant: dict[str, int]
+    queued_by_tier: dict[str, int] = field(default_factory=dict)
 
 
 class Slots(Protocol):
@@ -71,6 +86,12 @@ class Slots(Protocol):
 
     def obstacle(self, request: InternalRequest) -> Problem:
         """Why no worker can be tried, where `tries_at` says so."""
+
+    def pool_of(self, model: str) -> str:
+        """Name the workers that serve a model; models that share workers have one name."""
+
+    def pool_slots(self, pool: str) -> int:
+        """Slots of a pool."""
 
     def rejection(self, model: str) -> int:
         """Status with which the model's workers said that they have no room."""
@@ -97,11 +118,19 @@ class Lease:
     keeper. A second release is a counted no-op.
     """
 
-    def __init__(self, admission: Admission, request: InternalRequest, worker: Worker, slots: int) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        request: InternalRequest,
+        worker: Worker,
+        slots: int,
+        counted_at: tuple[str, int],
+    ) -> None:
         self._admission = admission
         self._request = request
         self._worker = worker
         self._slots = slots
+        self.counted_at: Final = counted_at  # pool and tier
         self._engine_busy = False
         self._state = "held"
         self.attempt_id = ""  # of the attempt that is made with it
@@ -134,7 +163,7 @@ class Lease:
     def release(self) -> None:
         """Give the slots back now."""
         before, self._state = self._state, "returned"
-        self._admission._returned(self._request, self._worker, self._slots, before)
+        self._admission._returned(self, self._request, self._worker, self._slots, before)
 
     def drain(self) -> None:
         """Keep the slots counted until the worker's grace is over; the tenant is free at once."""
@@ -161,6 +190,9 @@ class Ticket:
         self._refused: Problem | None = None
         self._wake = trio.Event()
         self.queued = False
+        self.tier = TIERS.index(request.tier)
+        self.pool = admission.pool_of(request.model)
+        self.charged = 0.0  # tokens that its tenant was charged for the placement it has
 
     @property
     def waiting(self) -> bool:
@@ -195,6 +227,7 @@ class Ticket:
         """See TicketPort."""
         if without is not None:
             self.without |= {without.id}
+        self._admission.refund(self)
         if not self._admission.can_try(self):
             return False
         self.last = last
@@ -202,6 +235,10 @@ class Ticket:
         self._refused = None
         self._admission.requeue(self)
         return True
+
+    def served(self, prompt: int | None, generated: int | None) -> None:
+        """See TicketPort."""
+        self._admission.settle(self, prompt, generated)
 
     def leave(self) -> None:
         """See TicketPort."""
@@ -247,10 +284,14 @@ class Admission:
         self._shares = shares
         self._drain = drain
         self._dice = dice
-        self._queue: FairQueue[Ticket] = FairQueue()
+        self._queue: Scheduler[Ticket] = Scheduler(
+            len(TIERS), limits.promote_after, lambda tenant: shares[tenant].weight
+        )
         self._running: dict[str, int] = {}
         self._numbers = itertools.count()
-        self._rate = DrainRate()
+        self._rates: dict[str, DrainRate] = {}  # by pool
+        self._estimates = Estimates()
+        self._holding: dict[tuple[str, int], int] = {}  # slots by pool and tier
         self._granted = self._held = self._draining_count = self._returned_count = self._doubles = 0
         self._closed: Problem | None = None
         self._nap: trio.CancelScope | None = None
@@ -269,21 +310,28 @@ class Admission:
         if not self._ahead_of(ticket) and self._place(ticket):
             return ticket
         self._check_room(ticket)
+        self._check_time(ticket)
         self._add(ticket)
         self.dispatch()
         return ticket
+
+    def pool_of(self, model: str) -> str:
+        """Name the pool of a model."""
+        return self._slots.pool_of(model)
 
     def with_retry_after(self, problem: Problem, model: str) -> Problem:
         """See AdmissionPort."""
         if problem.status not in (429, 503) or problem.final:
             return problem
-        return problem.but(retry_after=self._slots.retry_after(model) or self._retry_after(1))
+        return problem.but(
+            retry_after=self._slots.retry_after(model) or self._retry_after(self.pool_of(model), 1)
+        )
 
     # -- tickets
 
     def eta_of(self, ticket: Ticket) -> float:
         """Seconds until a waiting ticket will probably be placed."""
-        return self._rate.seconds_until(self.place_of(ticket), trio.current_time(), 0.0)
+        return self._rate(ticket.pool).seconds_until(self.place_of(ticket), trio.current_time(), 0.0)
 
     def place_of(self, ticket: Ticket) -> int:
         """Position of a waiting ticket."""
@@ -315,18 +363,64 @@ class Admission:
         return Problem.of(
             "queue_timeout",
             "no worker had room in time",
-            retry_after=self._retry_after(len(self._queue) + 1),
+            retry_after=self._retry_after(ticket.pool, len(self._queue) + 1),
         )
+
+    # -- what tenants are charged
+
+    def refund(self, ticket: Ticket) -> None:
+        """Take back what a placement was charged: nothing came of it."""
+        charged, ticket.charged = ticket.charged, 0.0
+        if charged:
+            self._queue.group(ticket.pool, ticket.tier).correct(ticket.tenant, -charged)
+
+    def settle(self, ticket: Ticket, prompt: int | None, generated: int | None) -> None:
+        """Put what was really used in the place of what was estimated."""
+        request = ticket.request
+        if generated is not None:
+            self._estimates.observe(request, prompt, generated)
+        used = self._estimates.cost(request, prompt, generated or 0) if ticket.charged else 0.0
+        group = self._queue.group(ticket.pool, ticket.tier)
+        group.correct(ticket.tenant, used - ticket.charged)
+        ticket.charged = 0.0
 
     # -- the whole
 
     def dispatch(self) -> None:
         """Place whoever can be placed now, and release those for whom nothing can come in time."""
-        again = True
-        while again and len(self._queue):
-            again = any(self._serve_line(line) for line in self._queue.lines())
+        if len(self._queue):
+            self._queue.promote(trio.current_time())
+            for pool in self._queue.pools():
+                while self._serve(pool):
+                    pass
+            self._release_all_hopeless()
         if self._nap is not None:
             self._nap.deadline = min(self._nap.deadline, self._next_due())
+
+    def _serve(self, pool: str) -> bool:
+        """Do one step for a pool: place a waiter, or take one out of the way; False: none is left."""
+        for tier, group in self._queue.groups(pool):
+            full = self._tier_is_full(pool, tier)
+            for line in group.lines():
+                tenant = line[0].tenant
+                if self._is_at_its_bound(tenant):
+                    self._queue.set_aside(tenant, pool)
+                    return True
+                if not full and self._serve_line(line):
+                    return True
+        return False
+
+    def _is_at_its_bound(self, tenant: str) -> bool:
+        most = self._shares[tenant].max_concurrency
+        return most is not None and self._running.get(tenant, 0) >= most
+
+    def _tier_is_full(self, pool: str, tier: int) -> bool:
+        share = self.limits.max_shares.get(TIERS[tier])
+        if share is None:
+            return False
+        slots = self._slots.pool_slots(pool)
+        most = max(int(share * slots), 1) if slots else 0  # 0: its models moved to another pool
+        return 0 < most <= self._holding.get((pool, tier), 0)
 
     async def run(self) -> None:
         """Dispatch again whenever an outage is over, for ever."""
@@ -354,15 +448,14 @@ class Admission:
             len(self._queue),
             self._queue.bytes,
             self._queue.tenants(),
+            dict(zip(TIERS, self._queue.depths(), strict=True)),
         )
 
     # -- placing
 
     def _ahead_of(self, ticket: Ticket) -> bool:
-        """Whether somebody of the same tenant already waits for the same model."""
-        return any(
-            line[0].tenant == ticket.tenant and line[0].model == ticket.model for line in self._queue.lines()
-        )
+        """Whether somebody of the same tenant and tier already waits for the same model."""
+        return self._queue.group(ticket.pool, ticket.tier).has_line(ticket.tenant, ticket.model)
 
     def _serve_line(self, line: Iterable[Ticket]) -> bool:
         """Place the first of a line that can be placed; answers whether one was."""
@@ -375,10 +468,18 @@ class Admission:
                 return self._release_hopeless(line)
         return False
 
+    def _release_all_hopeless(self) -> None:
+        """Refuse whoever no worker can come for in time, wherever it stands."""
+        if self._slots.next_opening() is None and all(
+            self._slots.tries_at(waiter.request, frozenset()) is not None
+            for waiter in self._queue.one_of_each_model()
+        ):
+            return
+        for line in self._queue.all_lines():
+            self._release_hopeless(line)
+
     def _release_hopeless(self, line: Iterable[Ticket]) -> bool:
         """Refuse those of a line whose time is up before an outage is; answers whether there were any."""
-        if self._slots.next_opening() is None:
-            return False
         times: dict[tuple[int, frozenset[str]], float | None] = {}  # many waiters, few kinds of them
         too_late = []
         for ticket in line:
@@ -393,8 +494,7 @@ class Admission:
         return bool(too_late)
 
     def _place(self, ticket: Ticket) -> bool:
-        share = self._shares[ticket.tenant].max_concurrency
-        if share is not None and self._running.get(ticket.tenant, 0) >= share:
+        if self._is_at_its_bound(ticket.tenant) or self._tier_is_full(ticket.pool, ticket.tier):
             return False
         worker = self._slots.choose(ticket.request, ticket.without)
         if worker is None:
@@ -404,8 +504,15 @@ class Admission:
         self._running[ticket.tenant] = self._running.get(ticket.tenant, 0) + 1
         self._granted += 1
         self._held += 1
-        ticket.grant(Lease(self, ticket.request, worker, slots))
+        self._charge(ticket)
+        held = ticket.pool, ticket.tier
+        self._holding[held] = self._holding.get(held, 0) + slots
+        ticket.grant(Lease(self, ticket.request, worker, slots, held))
         return True
+
+    def _charge(self, ticket: Ticket) -> None:
+        ticket.charged = self._estimates.expected(ticket.request)
+        self._queue.group(ticket.pool, ticket.tier).charge(ticket.tenant, ticket.charged)
 
     def _hopeless(self, ticket: Ticket) -> bool:
         """Refuse a waiter at once if no worker can be tried before its time is up."""
@@ -424,7 +531,7 @@ class Admission:
         """Why no worker can be tried."""
         problem = self._slots.obstacle(request)
         if problem.status in (429, 503) and problem.retry_after is None:
-            return problem.but(retry_after=self._retry_after(1))
+            return problem.but(retry_after=self._retry_after(self.pool_of(request.model), 1))
         return problem
 
     def _no_room(self, model: str) -> Problem:
@@ -436,7 +543,7 @@ class Admission:
 
     def _add(self, ticket: Ticket) -> None:
         ticket.queued = True
-        self._queue.add(ticket)
+        self._queue.add(ticket, trio.current_time())
 
     def _check_room(self, ticket: Ticket) -> None:
         share = self._shares[ticket.tenant]
@@ -446,17 +553,36 @@ class Admission:
                 and self._running.get(ticket.tenant, 0) >= share.max_concurrency
             )
             code = "rate_limit_exceeded" if busy else "queue_full"
-            raise Refused(self._full(code, "the queue of this tenant is full"))
+            raise Refused(self._full(ticket, code, "the queue of this tenant is full"))
         if len(self._queue) >= self.limits.max_queued:
-            raise Refused(self._full("queue_full", "the queue is full"))
+            raise Refused(self._full(ticket, "queue_full", "the queue is full"))
         if self._queue.bytes + ticket.size > self.limits.max_queued_bytes:
-            raise Refused(self._full("queue_full", "the queue is full by bytes"))
+            raise Refused(self._full(ticket, "queue_full", "the queue is full by bytes"))
 
-    def _full(self, code: str, message: str) -> Problem:
-        return Problem.of(code, message, retry_after=self._retry_after(len(self._queue) + 1))
+    def _full(self, ticket: Ticket, code: str, message: str) -> Problem:
+        return Problem.of(code, message, retry_after=self._retry_after(ticket.pool, len(self._queue) + 1))
 
-    def _retry_after(self, places: int) -> float:
-        return self._rate.seconds_until(places, trio.current_time(), self._dice())
+    def _check_time(self, ticket: Ticket) -> None:
+        """Refuse on arrival who would wait beyond its deadline."""
+        places = self._queue.waiting_for(ticket.model) + 1
+        wait = self._rate(ticket.pool).predicted(places)
+        if wait is not None and trio.current_time() + wait > ticket.request.deadline:
+            raise Refused(
+                Problem.of(
+                    "wait_exceeds_deadline",
+                    "the request would wait for a worker until after its deadline",
+                    retry_after=self._retry_after(ticket.pool, places),
+                )
+            )
+
+    def _rate(self, pool: str) -> DrainRate:
+        rate = self._rates.get(pool)
+        if rate is None:
+            rate = self._rates[pool] = DrainRate()
+        return rate
+
+    def _retry_after(self, pool: str, places: int) -> float:
+        return self._rate(pool).seconds_until(places, trio.current_time(), self._dice())
 
     def _next_due(self) -> float:
         due = self._slots.next_opening() if len(self._queue) else None
@@ -464,24 +590,28 @@ class Admission:
 
     # -- leases
 
-    def _returned(self, request: InternalRequest, worker: Worker, slots: int, before: str) -> None:
+    def _returned(
+        self, lease: Lease, request: InternalRequest, worker: Worker, slots: int, before: str
+    ) -> None:
         if before == "returned":
             self._doubles += 1
             return
         if before == "held":
             self._held -= 1
             self._leave_tenant(request.tenant)
+            self._holding[lease.counted_at] -= slots
         else:
             self._draining_count -= 1
         self._returned_count += 1
         self._slots.free(request, worker, slots, drained=before == "draining")
-        self._rate.returned(trio.current_time())
+        self._rate(lease.counted_at[0]).returned(trio.current_time())
         self.dispatch()
 
     def _draining(self, lease: Lease, request: InternalRequest, worker: Worker, slots: int) -> None:
         self._held -= 1
         self._draining_count += 1
         self._leave_tenant(request.tenant)
+        self._holding[lease.counted_at] -= slots
         self._slots.drain(request, worker, slots)
         self._drain(worker, lease.attempt_id, lease.release)
         self.dispatch()
@@ -492,3 +622,4 @@ class Admission:
             self._running[tenant] = left
         else:
             del self._running[tenant]
+        self._queue.take_back(tenant)

@@ -16,7 +16,7 @@ from trio_gateway.config._document import TABLE_LISTS, Document
 from trio_gateway.config._fields import Section, as_text
 from trio_gateway.config._load import NO_ENVIRONMENT, load
 from trio_gateway.config._problems import Path, quoted, quoted_key
-from trio_gateway.config._sections import TlsSettings
+from trio_gateway.config._sections import TiersSettings, TlsSettings
 from trio_gateway.config._settings import Settings
 from trio_gateway.config._tables import DEFAULT_SLOTS, KeySettings
 from trio_gateway.units import format_size
@@ -145,6 +145,9 @@ def _toml(value: Any, extra: Any) -> str:
             return _toml_of_key(value)
         case datetime():
             return value.isoformat().replace("+00:00", "Z")
+        case TiersSettings():
+            shares = ((tier, getattr(value, tier).max_share) for tier in TiersSettings.model_fields)
+            return "{" + ", ".join(f"{tier} = {{max_share = {share:g}}}" for tier, share in shares) + "}"
         case TlsSettings():
             return f"{{certificate = {quoted(value.certificate)}, key = {quoted(value.key)}}}"
         case Bind() | Fraction() | IPv4Network() | IPv6Network() | str():

@@ -15,8 +15,6 @@ _NO_WEBSOCKET: Final = "there is no WebSocket endpoint"
 NOT_YET: Final = MappingProxyType(
     {
         "admin.tokens": "the admin listener stays on loopback addresses and unix sockets",
-        "admission.promote_after": "waiting requests are served in the order in which they came",
-        "admission.tiers": "waiting requests are served in the order in which they came",
         "delivery.resume_window": "answers cannot be resumed",
         "websocket.max_message_bytes": _NO_WEBSOCKET,
         "websocket.ping_interval": _NO_WEBSOCKET,

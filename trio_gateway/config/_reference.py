@@ -13,7 +13,7 @@ from trio_gateway.config._document import TABLE_LISTS
 from trio_gateway.config._fields import LONGEST, Section, as_text
 from trio_gateway.config._not_yet import NOT_YET
 from trio_gateway.config._problems import quoted
-from trio_gateway.config._sections import TlsSettings
+from trio_gateway.config._sections import TierSettings, TiersSettings, TlsSettings
 from trio_gateway.config._settings import Settings
 from trio_gateway.config._tables import CANCEL_GRACE, DEFAULT_SLOTS, KeySettings
 from trio_gateway.units import format_size
@@ -48,6 +48,8 @@ def _sections() -> Iterator[str]:
         yield from _table(f"`{heading}`", owner)
         if owner.model_fields.keys() >= {"keys"}:
             yield from _table("`keys` of a tenant", KeySettings)
+        if name == "admission":
+            yield from _table("`tiers.interactive`, `tiers.standard`, `tiers.batch`", TierSettings)
         if owner.model_fields.keys() >= {"tls"}:
             yield from _table("`tls` of the server", TlsSettings)
 
@@ -70,6 +72,8 @@ def _default(key: str, known: FieldInfo) -> str:
         return ", ".join(f"{kind} {grace:g}" for kind, grace in CANCEL_GRACE.items())
     if key == "slots":
         return f"what the engine tells, else {DEFAULT_SLOTS}"
+    if key == "tiers" and isinstance(known.default, TiersSettings):
+        return "below"
     if key == "upstream":
         return "the `id`"
     if key == "workers" and known.default is None:

@@ -222,8 +222,25 @@ class LimitsSettings(Section):
     ] = 10.0
 
 
+class TierSettings(Section):
+    """What one tier may take."""
+
+    max_share: Annotated[
+        float,
+        about("ratio", "Largest share of a model's slots that requests of this tier may hold.", gt=0, le=1),
+    ] = 1.0
+
+
+class TiersSettings(Section):
+    """The tiers, each of them in front of the next."""
+
+    interactive: TierSettings = TierSettings()
+    standard: TierSettings = TierSettings()
+    batch: TierSettings = TierSettings(max_share=0.8)
+
+
 class AdmissionSettings(Section):
-    """The queue of all tenants together."""
+    """The queue of all tenants together, and how tiers stand to each other."""
 
     max_queued: Annotated[
         int,
@@ -238,6 +255,13 @@ class AdmissionSettings(Section):
         Duration,
         seconds("Longest wait for a worker, retries included (then 503)."),
     ] = 60.0
+    promote_after: Annotated[
+        Duration, seconds("Waiting after which a request rises by one tier, and again after as long.")
+    ] = 30.0
+    tiers: Annotated[
+        TiersSettings,
+        about("table", "What a tier may take, as {batch = {max_share = 0.5}}; batch 0.8, the others all."),
+    ] = TiersSettings()
 
 
 class DeadlinesSettings(Section):

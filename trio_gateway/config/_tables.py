@@ -271,7 +271,7 @@ class TenantSettings(Section):
         float,
         about(
             "ratio",
-            "Its share of busy workers compared with other tenants; has no effect in this version.",
+            "Its share of busy workers, in tokens, compared with other tenants that wait.",
             gt=0,
             le=1_000_000,
         ),

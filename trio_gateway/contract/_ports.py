@@ -135,6 +135,9 @@ class TicketPort(Protocol):
         Answers False, and takes no position, if no worker is left to try.
         """
 
+    def served(self, prompt: int | None, generated: int | None) -> None:
+        """Tell what was really used, so that the tenant is charged that; None: nobody knows."""
+
     def leave(self) -> None:
         """Give the position or an unclaimed placement back. Idempotent."""
 

@@ -387,6 +387,7 @@ class Exchange:
         now = trio.current_time()
         record = self.tally.record(self.request, ending, parts.boot_id, now, parts.attempts.wall())
         self._settle_charge(record)
+        self._ticket.served(record.tokens_prompt, record.tokens_generated)
         parts.books.settle(record, waiting=self._waiting)
         parts.settled(record)
 

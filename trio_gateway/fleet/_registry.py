@@ -76,6 +76,8 @@ class Fleet:
         self._reported: set[str] = set()
         self._known: dict[str, float] = {}  # until when a reported name is known
         self._serving: dict[str, list[WorkerBook]] = {}
+        self._pools: dict[str, str] = {}
+        self._pool_books: dict[str, list[WorkerBook]] = {}
         self.changed: Callable[[], None] = _nothing
         self.asked: Callable[[WorkerBook], None] = _nothing_of
         for worker in workers:
@@ -142,6 +144,7 @@ class Fleet:
     def _see_to_names(self) -> None:
         """Bring the public names up to date with what workers report."""
         self._serving.clear()
+        self._pools.clear()
         if self._reported_only:
             now = self._now()
             before, self._reported = self._reported, {n for b in self.books.values() for n in b.models or ()}
@@ -179,6 +182,37 @@ class Fleet:
             if name == book.worker.id or name in book.worker.labels
         }
         return list(named.values())
+
+    def pool_of(self, model: str) -> str:
+        """Name the workers of a model: by the first model that shares any of them, directly or not."""
+        if not self._pools:
+            self._find_pools()
+        return self._pools.get(model, model)
+
+    def _find_pools(self) -> None:
+        """Join models that share workers."""
+        pool_of_worker: dict[str, str] = {}
+        members: dict[str, list[str]] = {}
+        for model in self.models:
+            ids = [book.worker.id for book in self.serving(model)]
+            joined = list(dict.fromkeys(pool_of_worker[name] for name in ids if name in pool_of_worker))
+            pool = joined[0] if joined else model
+            members.setdefault(pool, []).append(model)
+            for other in joined[1:]:
+                members[pool] += members.pop(other)
+                pool_of_worker |= {name: pool for name, of in pool_of_worker.items() if of == other}
+            pool_of_worker |= dict.fromkeys(ids, pool)
+        self._pools = {model: pool for pool, models in members.items() for model in models}
+        self._pool_books = {
+            pool: list({book.worker.id: book for model in models for book in self.serving(model)}.values())
+            for pool, models in members.items()
+        }
+
+    def pool_slots(self, pool: str) -> int:
+        """Slots of all workers of a pool."""
+        if not self._pools:
+            self._find_pools()
+        return sum(book.slots for book in self._pool_books.get(pool, ()))
 
     def asks_for_any(self, names: Iterable[str]) -> bool:
         """Whether a model is served by whoever reports it, and these names are enough for that."""

@@ -64,7 +64,10 @@ class _Snapshot:
             count_value=idle.get("confirmed", 0) + idle.get("assumed", 0),
             sum_value=idle.get("milliseconds", 0) / 1000,
         )
-        yield _gauge("queue_depth", "Requests that wait.", now["queue"]["depth"])
+        waiting = GaugeMetricFamily(_PREFIX + "queue_depth", "Requests that wait.", labels=["tier"])
+        for tier, value in now["queue"]["tiers"].items():
+            waiting.add_metric([tier], value)
+        yield waiting
         yield _gauge("queue_bytes", "Bytes of bodies that wait.", now["queue"]["bytes"])
         depth = GaugeMetricFamily(
             _PREFIX + "tenant_queue_depth", "Requests that wait, by tenant.", labels=["tenant"]

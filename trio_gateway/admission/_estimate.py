@@ -1,0 +1,65 @@
+"""What a request will probably cost, before it was served. Pure.
+
+Prompt tokens follow from the bytes of its body by a ratio that is learnt for each
+model; output tokens from what it asks for and how long the model's answers lately were.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..contract import InternalRequest
+
+OUTPUT_WEIGHT: Final = 2.0  # what a generated token costs, in prompt tokens
+_FIRST_RATIO: Final = 4.0  # bytes a token, until something was learnt
+_FIRST_OUTPUT: Final = 256.0  # tokens
+_STEP: Final = 0.05  # weight of the newest observation
+_LEAST_RATIO, _MOST_RATIO = 0.5, 64.0
+
+
+class _Model:
+    """What was learnt of one model."""
+
+    __slots__ = ("output", "ratio")
+
+    def __init__(self) -> None:
+        self.ratio = _FIRST_RATIO
+        self.output = _FIRST_OUTPUT
+
+
+class Estimates:
+    """Running estimates, by model. Memory is bounded by the models."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, _Model] = {}
+
+    def expected(self, request: InternalRequest) -> float:
+        """Cost of a request that was not served yet, in prompt tokens."""
+        return self.cost(request, None, None)
+
+    def cost(self, request: InternalRequest, prompt: int | None, generated: int | None) -> float:
+        """Cost by what is known; what is None is estimated."""
+        model = self._models.get(request.model) or _Model()
+        if prompt is None:
+            prompt_tokens = request.size / model.ratio
+        else:
+            prompt_tokens = float(prompt)
+        output = self._output(request, model) if generated is None else float(generated)
+        return prompt_tokens + OUTPUT_WEIGHT * output
+
+    @staticmethod
+    def _output(request: InternalRequest, model: _Model) -> float:
+        if not request.choices:
+            return 0.0
+        asked = request.output_limit or request.tokens
+        each = model.output if asked is None else min(float(asked), model.output * 2)
+        return each * request.choices
+
+    def observe(self, request: InternalRequest, prompt: int | None, generated: int) -> None:
+        """Learn from a request that was served."""
+        model = self._models.setdefault(request.model, _Model())
+        if prompt:
+            ratio = min(max(request.size / prompt, _LEAST_RATIO), _MOST_RATIO)
+            model.ratio += _STEP * (ratio - model.ratio)
+        if request.choices:
+            model.output += _STEP * (generated / request.choices - model.output)

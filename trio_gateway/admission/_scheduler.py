@@ -1,0 +1,337 @@
+"""The order of those who wait. Pure: time comes as an argument; no clock, no waiting, no Trio.
+
+Tiers are strict, with an age after which a waiter rises by one. Inside a tier and
+pool tenants share by virtual token counters (Sheng et al., "Fairness in Serving Large
+Language Models", OSDI 2024): whoever was served least, by weight, comes next. Inside a
+tenant there is one line per model, so that a full model does not block another; in a
+line, first come, first served. Who was sent back keeps its arrival number, and so
+stands in front again.
+
+All steps are O(log n), in waiters and tenants.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from sortedcontainers import SortedKeyList, SortedList
+
+
+class Waiter(Protocol):
+    """What the scheduler must know of one that waits; it sets ``tier`` when the waiter rises."""
+
+    tier: int  # 0 is the first
+
+    @property
+    def tenant(self) -> str:
+        """Who pays."""
+
+    @property
+    def model(self) -> str:
+        """What it waits for."""
+
+    @property
+    def pool(self) -> str:
+        """The workers it waits for; models that share workers share a pool."""
+
+    @property
+    def number(self) -> int:
+        """Arrival number, unique and growing."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its body."""
+
+
+W = TypeVar("W", bound=Waiter)
+
+
+class Group(Generic[W]):
+    """Those who wait in one tier for one pool, and what its tenants were served.
+
+    A counter only grows, but for corrections; a tenant that was idle is lifted, so
+    that it can not save up service: when it comes back, to the least counter of those
+    that wait, or, if nobody does, to that of the last one that left.
+    """
+
+    def __init__(self, weight: Callable[[str], float]) -> None:
+        self._weight = weight
+        self._counters: dict[str, float] = {}
+        self._lines: dict[str, dict[str, list[W]]] = {}  # by tenant and model, each by arrival
+        self._order: SortedList = SortedList()  # counter and name of the tenants that are not set aside
+        self._aside: set[str] = set()
+        self._least_of_all: SortedList = SortedList()  # the same of all that wait
+        self._last_left = -math.inf
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def counter(self, tenant: str) -> float:
+        """Tokens that a tenant was served for its weight."""
+        return self._counters.get(tenant, 0.0)
+
+    def add(self, waiter: W) -> None:
+        """Let a waiter in."""
+        tenant = waiter.tenant
+        if tenant not in self._lines:
+            self._enter(tenant)
+        line = self._lines[tenant].setdefault(waiter.model, [])
+        bisect.insort(line, waiter, key=_number)
+
+    def remove(self, waiter: W) -> None:
+        """Take a waiter out. Raises KeyError if it is not in."""
+        lines = self._lines.get(waiter.tenant, {})
+        line = lines.get(waiter.model, [])
+        at = bisect.bisect_left(line, waiter.number, key=_number)
+        if at == len(line) or line[at] is not waiter:
+            raise KeyError(waiter.number)
+        del line[at]
+        if not line:
+            del lines[waiter.model]
+            if not lines:
+                self._leave(waiter.tenant)
+
+    def charge(self, tenant: str, tokens: float) -> None:
+        """Count service, or take some back."""
+        waits = tenant in self._lines
+        if waits:
+            self._take_out(tenant)
+        else:
+            self._lift(tenant)
+        self._counters[tenant] = max(self.counter(tenant) + tokens / self._weight(tenant), 0.0)
+        if waits:
+            self._put_in(tenant)
+
+    def correct(self, tenant: str, tokens: float) -> None:
+        """Add to what was charged, or refund; who is idle is not lifted by it."""
+        waits = tenant in self._lines
+        if waits:
+            self._take_out(tenant)
+        self._counters[tenant] = max(self.counter(tenant) + tokens / self._weight(tenant), 0.0)
+        if waits:
+            self._put_in(tenant)
+
+    def set_aside(self, tenant: str) -> None:
+        """Leave a tenant out of the order until `take_back`: nothing of it can be placed."""
+        if tenant in self._lines and tenant not in self._aside:
+            self._order.remove((self.counter(tenant), tenant))
+            self._aside.add(tenant)
+
+    def take_back(self, tenant: str) -> None:
+        """Let a tenant stand in the order again. Idempotent."""
+        if tenant in self._aside:
+            self._aside.discard(tenant)
+            self._order.add((self.counter(tenant), tenant))
+
+    def has_line(self, tenant: str, model: str) -> bool:
+        """Whether anybody of a tenant waits here for a model."""
+        return model in self._lines.get(tenant, {})
+
+    def lines(self) -> Iterator[list[W]]:
+        """Lines in the order in which they are to be served; the caller stops when it has served one."""
+        for _, tenant in tuple(self._order) if len(self._order) < _FEW else self._order:
+            lines = self._lines[tenant].values()
+            yield from lines if len(lines) < 2 else sorted(lines, key=_head_number)
+
+    def all_lines(self) -> Iterator[list[W]]:
+        """All lines, in no order, those that were set aside too."""
+        for lines in tuple(self._lines.values()):
+            yield from tuple(lines.values())
+
+    # -- counters
+
+    def _enter(self, tenant: str) -> None:
+        self._lift(tenant)
+        self._lines[tenant] = {}
+        self._put_in(tenant)
+
+    def _lift(self, tenant: str) -> None:
+        floor = self._least_of_all[0][0] if self._least_of_all else self._last_left
+        self._counters[tenant] = max(self.counter(tenant), floor)
+
+    def _leave(self, tenant: str) -> None:
+        del self._lines[tenant]
+        self._least_of_all.remove((self.counter(tenant), tenant))
+        if tenant in self._aside:
+            self._aside.discard(tenant)
+        else:
+            self._order.remove((self.counter(tenant), tenant))
+        self._last_left = self.counter(tenant)
+
+    def _take_out(self, tenant: str) -> None:
+        entry = (self.counter(tenant), tenant)
+        self._least_of_all.remove(entry)
+        if tenant not in self._aside:
+            self._order.remove(entry)
+
+    def _put_in(self, tenant: str) -> None:
+        entry = (self.counter(tenant), tenant)
+        self._least_of_all.add(entry)
+        if tenant not in self._aside:
+            self._order.add(entry)
+
+
+_FEW = 64  # tenants that are copied before they are walked
+
+
+class Scheduler(Generic[W]):
+    """All waiters of one gateway, with their counts and bytes.
+
+    Args:
+        tiers: how many there are.
+        promote_after: seconds after which a waiter rises by one tier.
+        weight: answers a tenant's weight.
+    """
+
+    def __init__(self, tiers: int, promote_after: float, weight: Callable[[str], float]) -> None:
+        self._tiers = tiers
+        self._promote_after = promote_after
+        self._weight = weight
+        self._groups: dict[tuple[str, int], Group[W]] = {}  # by pool and tier
+        self._by_model: dict[str, SortedKeyList] = {}
+        self._ages: list[deque[tuple[float, W, int]]] = [deque() for _ in range(tiers)]
+        self._of_tenant: dict[str, int] = {}
+        self._of_tier = [0] * tiers
+        self._waiting: dict[int, W] = {}
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all waiting bodies."""
+        return self._bytes
+
+    def depth_of(self, tenant: str) -> int:
+        """How many of a tenant wait."""
+        return self._of_tenant.get(tenant, 0)
+
+    def depths(self) -> list[int]:
+        """How many wait in each tier."""
+        return list(self._of_tier)
+
+    def tenants(self) -> dict[str, int]:
+        """Depth by tenant, of those that have any."""
+        return dict(self._of_tenant)
+
+    def waits(self, waiter: W) -> bool:
+        """Whether it waits."""
+        return self._waiting.get(waiter.number) is waiter
+
+    def waiting_for(self, model: str) -> int:
+        """How many wait for a model."""
+        return len(self._by_model.get(model, ()))
+
+    def place_of(self, waiter: W) -> int:
+        """Position from 1 by arrival, among all that wait for the same model."""
+        return 1 + int(self._by_model[waiter.model].bisect_key_left(waiter.number))
+
+    def __iter__(self) -> Iterator[W]:
+        """All waiters by arrival."""
+        lines = itertools.chain.from_iterable(group.all_lines() for group in self._groups.values())
+        return heapq.merge(*map(tuple, lines), key=_number)
+
+    # -- coming and going
+
+    def add(self, waiter: W, now: float) -> None:
+        """Put a waiter where its arrival number belongs."""
+        self._enter_group(waiter, now)
+        self._waiting[waiter.number] = waiter
+        self._by_model.setdefault(waiter.model, SortedKeyList(key=_number)).add(waiter)
+        self._bytes += waiter.size
+        self._of_tenant[waiter.tenant] = self.depth_of(waiter.tenant) + 1
+
+    def remove(self, waiter: W) -> None:
+        """Take a waiter out. Raises KeyError if it does not wait."""
+        if not self.waits(waiter):
+            raise KeyError(waiter.number)
+        self._leave_group(waiter)
+        del self._waiting[waiter.number]
+        self._by_model[waiter.model].remove(waiter)
+        if not self._by_model[waiter.model]:
+            del self._by_model[waiter.model]
+        self._bytes -= waiter.size
+        left = self.depth_of(waiter.tenant) - 1
+        if left:
+            self._of_tenant[waiter.tenant] = left
+        else:
+            del self._of_tenant[waiter.tenant]
+
+    def promote(self, now: float) -> None:
+        """Let those rise whose time in their tier is over. One who rose begins a new time."""
+        for tier in range(1, self._tiers):
+            ages = self._ages[tier]
+            while ages and (ages[0][0] + self._promote_after <= now or not self._is_there(ages[0])):
+                entry = ages.popleft()
+                if self._is_there(entry):
+                    self._leave_group(entry[1])
+                    entry[1].tier = tier - 1
+                    self._enter_group(entry[1], now)
+
+    def _is_there(self, entry: tuple[float, W, int]) -> bool:
+        return self.waits(entry[1]) and entry[1].tier == entry[2]
+
+    def _enter_group(self, waiter: W, now: float) -> None:
+        self.group(waiter.pool, waiter.tier).add(waiter)
+        self._of_tier[waiter.tier] += 1
+        self._ages[waiter.tier].append((now, waiter, waiter.tier))
+
+    def _leave_group(self, waiter: W) -> None:
+        self.group(waiter.pool, waiter.tier).remove(waiter)
+        self._of_tier[waiter.tier] -= 1
+
+    # -- the order
+
+    def pools(self) -> list[str]:
+        """Pools for which somebody waits."""
+        return list(dict.fromkeys(pool for (pool, _), group in self._groups.items() if group))
+
+    def all_lines(self) -> Iterator[list[W]]:
+        """All lines, in no order; safe against leaving meanwhile."""
+        for group in tuple(self._groups.values()):
+            for line in group.all_lines():
+                yield list(line)
+
+    def one_of_each_model(self) -> list[W]:
+        """The one that came first, for each model that is waited for."""
+        return [waiters[0] for waiters in self._by_model.values()]
+
+    def groups(self, pool: str) -> Iterator[tuple[int, Group[W]]]:
+        """Tiers in which somebody waits for a pool, the first first."""
+        for tier in range(self._tiers):
+            group = self._groups.get((pool, tier))
+            if group:
+                yield tier, group
+
+    def group(self, pool: str, tier: int) -> Group[W]:
+        """Answer the group of a pool and tier."""
+        group = self._groups.get((pool, tier))
+        if group is None:
+            group = self._groups[pool, tier] = Group(self._weight)
+        return group
+
+    def set_aside(self, tenant: str, pool: str) -> None:
+        """Leave a tenant out of a pool's order: its own bound is reached."""
+        for tier in range(self._tiers):
+            if (group := self._groups.get((pool, tier))) is not None:
+                group.set_aside(tenant)
+
+    def take_back(self, tenant: str) -> None:
+        """Let a tenant stand in every order again. Idempotent."""
+        for group in self._groups.values():
+            group.take_back(tenant)
+
+
+def _number(waiter: Waiter) -> int:
+    return waiter.number
+
+
+def _head_number(line: list[W]) -> int:
+    return line[0].number
