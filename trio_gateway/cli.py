@@ -1,10 +1,11 @@
-"""The commands: serve, worker, check-config, demo, simulate."""
+"""The commands: serve, worker, check-config, keys, demo, simulate."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -23,9 +24,10 @@ from .agent.engines import (
     read_secret,
     serve_simulated,
 )
-from .config import ConfigurationError, Settings, explain, load_settings
+from .config import ConfigurationError, Settings, explain, key_table, load_settings, parse_expiry
 from .gateway import Gateway
 from .telemetry import Log
+from .tenancy import new_key
 
 app = typer.Typer(
     name="trio-gateway",
@@ -33,6 +35,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+keys = typer.Typer(help="API keys of tenants.", no_args_is_help=True)
 
 DEFAULT_FILE = Path("trio-gateway.toml")
 ConfigFile = Annotated[
@@ -160,6 +163,46 @@ def check_config(file: ConfigFile = None, config: ConfigOption = None, overrides
         raise typer.Exit(1) from None
 
 
+app.add_typer(keys, name="keys")
+
+
+@keys.command("create")
+def create_key(
+    tenant: Annotated[str, typer.Option(help="Id of the tenant that it shall belong to.")],
+    id: Annotated[str | None, typer.Option(help="Its name in records [made up].")] = None,
+    expires: Annotated[str | None, typer.Option(help="Days such as 90d, or a date [never].")] = None,
+    models: Annotated[
+        list[str] | None, typer.Option(help="Models that it may use, with commas between [the tenant's].")
+    ] = None,
+    tiers: Annotated[
+        list[str] | None, typer.Option(help="Priorities that it may ask for, likewise [the tenant's].")
+    ] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Requests a minute [the tenant's].")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(help="Tokens a minute [the tenant's].")] = None,
+) -> None:
+    """Make a key: print it, this once, and below it the line with its hash for the configuration."""
+    id_, key, stored = new_key(id)
+    try:
+        given = {
+            "expires": parse_expiry(expires, datetime.now(UTC)) if expires is not None else None,
+            "models": _split(models),
+            "tiers": _split(tiers),
+            "requests_per_minute": requests_per_minute,
+            "tokens_per_minute": tokens_per_minute,
+        }
+        members = {name: value for name, value in given.items() if value is not None}
+        line = key_table(tenant, {"id": id_, "hash": stored, **members})
+    except ConfigurationError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(USAGE_ERROR) from None
+    except ValueError as error:
+        typer.echo(f"trio-gateway: --expires {error}", err=True)
+        raise typer.Exit(USAGE_ERROR) from None
+    typer.echo(key)
+    typer.echo(line)
+    typer.echo(f"Give the key away, and put the line into the keys of tenant {tenant}.", err=True)
+
+
 @app.command()
 def demo(
     once: Annotated[bool, typer.Option("--once", help="End after the answer.")] = False,
@@ -226,6 +269,11 @@ def version() -> None:
 
 async def _serve(settings: Settings, log: Log) -> None:
     await Gateway(settings, log).run()
+
+
+def _split(options: list[str] | None) -> tuple[str, ...]:
+    """Answer the words of options that were given several times, or with commas between."""
+    return tuple(word for option in options or () for word in option.split(","))
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

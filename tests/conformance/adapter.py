@@ -120,6 +120,7 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
             "pool_size",
             "retries",
             "routing",
+            "rpm",
             "upstream_base",
             "upstream_host",
             "upstream_key",
@@ -361,6 +362,8 @@ def _tenants(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         tenant = {"id": name, "keys": [{"id": name, "hash": f"sha256:{digest}"}]}
         if "queue_len" in config:
             tenant["max_queued"] = config["queue_len"]
+        if "rpm" in config:
+            tenant["requests_per_minute"] = config["rpm"]
         yield tenant
 
 

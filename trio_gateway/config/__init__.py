@@ -10,6 +10,7 @@ How a file becomes settings, in order: `_document` (TOML, overrides, where each 
 from trio_gateway.config._addresses import Bind, Endpoint, parse_bind, parse_network, parse_origin, parse_url
 from trio_gateway.config._certificates import certificate_complaint
 from trio_gateway.config._explain import explain
+from trio_gateway.config._key_table import key_table, parse_expiry
 from trio_gateway.config._load import load_settings, parse_settings
 from trio_gateway.config._not_yet import NOT_YET
 from trio_gateway.config._problems import ConfigurationError, Problem
@@ -71,8 +72,10 @@ __all__ = [
     "WorkerSettings",
     "certificate_complaint",
     "explain",
+    "key_table",
     "load_settings",
     "parse_bind",
+    "parse_expiry",
     "parse_network",
     "parse_origin",
     "parse_settings",
