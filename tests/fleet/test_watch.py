@@ -111,7 +111,12 @@ class Watched:
         self.drain = DrainKeeper()
         self.told: list[tuple[str, str]] = []
         self.watch = FleetWatch(
-            fleet, self.drain, engines.ways, settings, lambda *about: self.told.append(about)
+            fleet,
+            self.drain,
+            engines.ways,
+            settings,
+            lambda *about: self.told.append(about),
+            lambda: 1.0,
         )
         self.released: list[str] = []
 

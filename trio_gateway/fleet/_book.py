@@ -213,6 +213,7 @@ class WorkerBook:
             own=own,
             room=max(self.slots, 1) * self.worker.weight,
             free=self.free // slots_for(request, self.worker),
+            age=self.snapshot.age(now),
             open=not excluded and self.open(request, now),
             suspect=self.snapshot.suspect or self.progress.still(now),
             loaded=self.snapshot.loaded(now, self._settings.stale_after),

@@ -22,6 +22,7 @@ _SGLANG_FIELDS: Final = frozenset(
 _LLAMACPP_FIELDS: Final = frozenset({"id_slot", "sse_ping_interval", "response_fields", "lora"})
 # The last makes it answer 200 with the prompt as it would be read, and no choice: a fault by the looks of it.
 _OLLAMA_FIELDS: Final = frozenset({"keep_alive", "options", "_debug_render_only"})
+_ALL_FIELDS: Final = _VLLM_FIELDS | _SGLANG_FIELDS | _LLAMACPP_FIELDS | _OLLAMA_FIELDS
 
 DIALECTS: Final[dict[str, Dialect]] = {
     dialect.kind: dialect
@@ -31,7 +32,8 @@ DIALECTS: Final[dict[str, Dialect]] = {
         Dialect("llamacpp", False, None, None, False, True, 1.5, _LLAMACPP_FIELDS),
         Dialect("tgi", False, None, None, False, False, 0.5, frozenset()),
         Dialect("ollama", False, None, None, False, False, 1.5, _OLLAMA_FIELDS, native_chat=True),
-        Dialect("agent", False, None, None, False, False, 5.0, frozenset(), agent=True),
+        # What stands behind an agent may be any of the others.
+        Dialect("agent", False, None, None, True, False, 5.0, _ALL_FIELDS, agent=True),
         Dialect("openai", False, None, None, False, False, 0.5, frozenset()),
     )
 }

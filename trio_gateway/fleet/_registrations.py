@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import secrets
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +25,7 @@ from ._snapshot import Snapshot, Source
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 SECRET_BYTES: Final = 24
+MOST_REMEMBERED: Final = 10_000  # workers that are gone
 
 
 class Turned(Exception):
@@ -75,7 +77,7 @@ class Registrations:
         self._resolve = resolve
         self._begin = begin
         self._entries: dict[str, _Entry] = {}
-        self._gone: dict[str, int] = {}  # the last incarnation of those that were forgotten
+        self._gone: OrderedDict[str, int] = OrderedDict()  # the last incarnation of those that were forgotten
         self._static: Final = frozenset(fleet.books)
 
     async def register(self, asked: Registration) -> Registered:
@@ -172,8 +174,7 @@ class Registrations:
         entry = self._known(worker_id, shown)
         if incarnation is not None and incarnation < entry.incarnation:
             raise Turned(409, "a younger incarnation of this worker is known")
-        del self._entries[worker_id]
-        self._gone[worker_id] = entry.incarnation
+        self._remember(worker_id, entry)
         self._end(entry, process_gone=False)
 
     def recognise(self, worker_id: str, shown: str) -> None:
@@ -197,8 +198,15 @@ class Registrations:
         for book in books:
             entry = self._entries.get(book.worker.id)
             if entry is not None and entry.book is book:
-                del self._entries[book.worker.id]
-                self._gone[book.worker.id] = entry.incarnation
+                self._remember(book.worker.id, entry)
+
+    def _remember(self, worker_id: str, entry: _Entry) -> None:
+        """Forget a worker but for its incarnation, so that an old process does not come back."""
+        del self._entries[worker_id]
+        self._gone.pop(worker_id, None)
+        self._gone[worker_id] = entry.incarnation
+        if len(self._gone) > MOST_REMEMBERED:
+            self._gone.popitem(last=False)
 
 
 def _plain(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from ._snapshot import Snapshot, Source
 
 REMEMBERED: Final = 3600.0  # seconds that a name is known after the last worker that reported it
 KEYED_FROM: Final = 2048  # bytes of a body below which no worker's cache is worth a detour
+FRESH: Final = 0.02  # seconds; how old news may be by which the last attempt of an exchange is placed
 _RECENT: Final = 0.05  # weight of the newest request in what is usual
 
 
@@ -254,7 +256,9 @@ class Fleet:
             book.candidate(request, usual, now, excluded=book.worker.id in without) for book in books
         ]
         keys = self._keys(request) if len(books) > 1 else ()
-        chosen = choose(candidates, self._dice, size=tokens_of(request) / usual, keys=keys)
+        telling = all(book.snapshot.source is Source.HEARTBEAT for book in books)
+        oldest = FRESH if request.last_try and telling else math.inf
+        chosen = choose(candidates, self._dice, size=tokens_of(request) / usual, keys=keys, oldest=oldest)
         return None if chosen is None else self.books[chosen.name].worker
 
     def _keys(self, request: InternalRequest) -> tuple[bytes, ...]:
@@ -425,6 +429,8 @@ class Fleet:
             state=status.state,
         )
         self.read(book, reading)
+        if status.state == "ready":
+            book.snapshot = book.snapshot.probed_well()  # an agent asks its engine; that is a probe
         self.report_models(book, status.models)
 
     def fault(self, worker: Worker, request: InternalRequest) -> None:

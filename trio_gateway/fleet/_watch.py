@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -90,6 +91,7 @@ class FleetWatch:
 
     Args:
         troubled: told worker and what went wrong, when its state changes.
+        dice: numbers from 0 to 1.
     """
 
     def __init__(
@@ -99,12 +101,14 @@ class FleetWatch:
         ways: Ways,
         settings: WatchSettings,
         troubled: Callable[[str, str], None] = _ignore,
+        dice: Callable[[], float] = random.random,
     ) -> None:
         self._fleet = fleet
         self._drain = drain
         self._ways = ways
         self._settings = settings
         self._troubled = troubled
+        self._dice = dice
         self._nursery: trio.Nursery | None = None
         self._watched: dict[WorkerBook, _Watched] = {}
         fleet.asked = self._hurry
@@ -150,13 +154,17 @@ class FleetWatch:
         while not book.removed:
             watched.wake = trio.Event()
             await self._look_at(book, watched)
-            await self._wait(book, watched)
+            await self._wait(book, watched, self._settings.interval * (1 if watched.begun else self._dice()))
+            watched.begun = True
 
-    async def _wait(self, book: WorkerBook, watched: _Watched) -> None:
-        """Wait until a probe is due: by time, since a breaker wants one, or since somebody asked."""
+    async def _wait(self, book: WorkerBook, watched: _Watched, interval: float) -> None:
+        """Wait until a probe is due: by time, since a breaker wants one, or since somebody asked.
+
+        The first interval is a part of one, so that workers, and gateways, are not all asked at once.
+        """
         begun = trio.current_time()
         wanted = self._fleet.wants_probe(book)
-        due = min(begun + self._settings.interval, math.inf if wanted is None else wanted)
+        due = min(begun + interval, math.inf if wanted is None else wanted)
         with trio.move_on_at(max(due, begun + AT_LEAST)):
             await watched.wake.wait()
             await trio.sleep_until(begun + AT_LEAST)
@@ -262,6 +270,7 @@ class _Watched:
 
     def __init__(self) -> None:
         self.wake = trio.Event()
+        self.begun = False
         self.healthy = True
         self.refused = False
         self.list_at = -math.inf

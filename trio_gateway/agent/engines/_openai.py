@@ -257,12 +257,14 @@ class OpenAIStream:
 
     def _request(self) -> InternalRequest:
         work, now = self._work, trio.current_time()
-        form, members = None, {}
+        form, members, tenant = None, {}, ""
         if work.content_type is None:
             members = {
                 key: bytes(raw)
                 for key, raw in msgspec.json.decode(work.body, type=dict[str, msgspec.Raw]).items()
             }
+            # The gateway's mark of the tenant: made our own where the engine knows salts, else not sent on.
+            tenant = members.pop("cache_salt", b"").decode()
             members.setdefault("model", msgspec.json.encode(work.model))
             if self._operation.streams:
                 members["stream"] = b"true" if work.stream else b"false"
@@ -271,7 +273,7 @@ class OpenAIStream:
         return InternalRequest(
             exchange_id=work.request_id,
             client_request_id=None,
-            tenant="",
+            tenant=tenant,
             key_id=None,
             operation=self._operation,
             model=work.model,
