@@ -1,4 +1,4 @@
-"""The commands: serve, worker, check-config, keys, demo, simulate."""
+"""The commands: serve, worker, check-config, keys, usage, demo, simulate."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from .agent.engines import (
 )
 from .config import ConfigurationError, Settings, explain, key_table, load_settings, parse_expiry
 from .gateway import Gateway
+from .ledger import FORMATS, StoreFailed, parse_dimensions, parse_moment, read_usage, usage_page
 from .telemetry import Log
 from .tenancy import new_key
 
@@ -201,6 +202,40 @@ def create_key(
     typer.echo(key)
     typer.echo(line)
     typer.echo(f"Give the key away, and put the line into the keys of tenant {tenant}.", err=True)
+
+
+@app.command()
+def usage(
+    file: ConfigFile = None,
+    config: ConfigOption = None,
+    overrides: Overrides = None,
+    by: Annotated[
+        str, typer.Option(help="What to sum up by: tenant, model, day and others, with commas.")
+    ] = "tenant,model",
+    since: Annotated[
+        str | None, typer.Option(help="Only requests that came at this time or later, as 2026-11-01.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Only requests that came before this time.")] = None,
+    form: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "table",
+) -> None:
+    """Sum up the requests and tokens that the database has records of."""
+    url = _load(_choose(file, config), overrides).database.url
+    try:
+        if form not in FORMATS:
+            raise ValueError(f"--format {form!r} is none of {', '.join(FORMATS)}")
+        if url is None:
+            raise ValueError("the configuration names no database.url")
+        dimensions = parse_dimensions(by)
+        first, end = (None if text is None else parse_moment(text) for text in (since, until))
+    except ValueError as wrong:
+        typer.echo(f"trio-gateway: {wrong}", err=True)
+        raise typer.Exit(USAGE_ERROR) from None
+    try:
+        rows = read_usage(url.value, dimensions, first, end)
+    except (OSError, StoreFailed) as error:
+        typer.echo(f"trio-gateway: {error}", err=True)
+        raise typer.Exit(CANNOT_START) from None
+    typer.echo(usage_page(rows, dimensions, form))
 
 
 @app.command()

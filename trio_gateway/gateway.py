@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -34,7 +35,7 @@ from .config import (
     WorkerSettings,
     certificate_complaint,
 )
-from .contract import Worker
+from .contract import InternalRequest, Worker
 from .edge import (
     AcceptLoop,
     Authenticator,
@@ -74,7 +75,7 @@ from .fleet import (
     WorkerBook,
 )
 from .flow import BufferPool
-from .ledger import Books, Record, conservation_errors
+from .ledger import Books, Ledger, LedgerSettings, Record, conservation_errors
 from .telemetry import METRICS_TYPE, Log, render_metrics, return_free_memory
 from .tenancy import Caller, Keyring, RateBook, RateLimits, Tenant
 from .units import MiB
@@ -105,6 +106,7 @@ class Gateway:
         self._stopping: str | None = None
         self._refusal: Problem | None = None
         self.books: Final = Books()
+        self.ledger: Final = _make_ledger(settings, self.boot_id, log)
         self.live: Final = LiveExchanges()
         self.watch: Final = HangupWatch()
         self.drain: Final = DrainKeeper(self._note_idle)
@@ -168,6 +170,8 @@ class Gateway:
             OSError: an address can not be had.
         """
         listeners: list[trio.SocketListener] = []
+        if self.ledger is not None:
+            self.ledger.open()
         try:
             listeners += await open_listeners(tuple(map(str, self.settings.server.bind)))
             async with trio.open_nursery() as nursery:
@@ -200,6 +204,8 @@ class Gateway:
                 listener.socket.close()
             self.connections.close()
             self.watch.close()
+            if self.ledger is not None:
+                self.ledger.close()
 
     async def _open_to_workers(self, nursery: trio.Nursery) -> None:
         """Listen for workers that register, if the settings say so."""
@@ -323,6 +329,7 @@ class Gateway:
             "workers": [_worker_figures(book, now) for book in self.fleet.books.values()],
             "idle_after_cancel": dict(self.idle_times),
             "counts": _counts(books),
+            "ledger": None if self.ledger is None else self.ledger.statistics(),
             "log_lines_dropped": self._log.dropped,
             "recent": list(books.recent),
         }
@@ -342,7 +349,13 @@ class Gateway:
         """Log an exception that should not have happened."""
         self._log.exception("bug", exc, where=where)
 
+    def _accepted(self, request: InternalRequest) -> None:
+        if self.ledger is not None:
+            self.ledger.accept(request, time.time() - (trio.current_time() - request.arrived))
+
     def _settled(self, record: Record) -> None:
+        if self.ledger is not None:
+            self.ledger.settle(record)
         self._log.write("info", "exchange", **record.as_dict())
 
     def _look_at_certificate(self) -> None:
@@ -381,6 +394,7 @@ class Gateway:
             budget=RetryBudget(settings.retry.budget_ratio),
             limits=_exchange_limits(settings),
             boot_id=self.boot_id,
+            accepted=self._accepted,
             settled=self._settled,
             bug=self.report_bug,
             rates=self.rates,
@@ -461,6 +475,24 @@ def _address_of(listener: trio.SocketListener, scheme: str) -> str:
         host = f"[{name[0]}]" if ":" in name[0] else name[0]
         return f"{scheme}://{host}:{name[1]}"
     return f"unix:{name}"
+
+
+def _make_ledger(settings: Settings, boot_id: str, log: Log) -> Ledger | None:
+    database = settings.database
+    if database.url is None:
+        return None
+    return Ledger(
+        LedgerSettings(
+            database.url.value,
+            Path(database.journal),
+            database.journal_bytes,
+            database.sync_interval,
+            database.retention_days,
+            database.gateway_id,
+        ),
+        boot_id,
+        log,
+    )
 
 
 def _make_fleet(settings: Settings) -> Fleet:

@@ -102,6 +102,14 @@ DEFAULTS: dict[str, dict[str, object]] = {
         "receipt": False,
     },
     "shutdown": {"readiness_delay": 5.0, "grace": 30.0, "hard_limit": 60.0},
+    "database": {
+        "url": None,
+        "journal": "journal",
+        "journal_bytes": GiB,
+        "sync_interval": 1.0,
+        "retention_days": 0,
+        "gateway_id": None,
+    },
     "log": {"level": "info", "format": "json"},
 }
 
@@ -141,6 +149,10 @@ FURTHER_KEYS = {
     "fleet.heartbeat_interval",
     "fleet.ttl",
     "fleet.dns_interval",
+    "database.journal_bytes",
+    "database.sync_interval",
+    "database.retention_days",
+    "database.gateway_id",
 }
 
 

@@ -146,7 +146,7 @@ def test_a_wrong_argument_is_told_as_one(arguments: list[str], complaint: str) -
         ("TRIO_GATEWAY____CONNECTIONS", "must be named TRIO_GATEWAY__SECTION__KEY"),
         ("TRIO_GATEWAY__LIMITS__CONECTIONS", 'limits.conections: unknown key; did you mean "connections"?'),
         ("TRIO_GATEWAY__LIMITS__CONNECTIONS", "limits.connections: must be a whole number"),
-        ("TRIO_GATEWAY__DATABASE__URL", "database.url: not implemented in this version"),
+        ("TRIO_GATEWAY__DATABASE__URL", "database.url: must begin with"),
     ],
 )
 def test_a_wrong_variable_is_told_by_its_name(variable: str, complaint: str) -> None:

@@ -29,8 +29,8 @@ DURATION = 'must be a number of seconds or a string such as "1.5 s"'
         (
             "zzzzzz = 1",
             "1: zzzzzz: unknown key; known here: server, admin, internal, workers, models, tenants, limits, "
-            "admission, deadlines, retry, breaker, probes, fleet, delivery, stream, shutdown, log, "
-            "websocket, database",
+            "admission, deadlines, retry, breaker, probes, fleet, delivery, stream, shutdown, database, "
+            "log, websocket",
         ),
         ('[log]\n"a.b\\n" = 1', '2: log."a.b\\u000a": unknown key; known here: level, format'),
         (WORKER + "slot = 1\n" + MODEL, '5: workers.gpu-0.slot: unknown key; did you mean "slots"?'),

@@ -39,7 +39,8 @@ PROMISED = {
     (500, "server_error"): "internal_error",
     (502, "upstream_error"): "engine_failed engine_protocol_error engine_credentials",
     (503, "overloaded_error"): (
-        "no_worker engine_unavailable engine_overloaded queue_timeout gateway_draining operator_cancelled"
+        "no_worker engine_unavailable engine_overloaded queue_timeout gateway_draining records_unavailable "
+        "operator_cancelled"
     ),
     (503, "engine_out_of_memory"): "engine_out_of_memory",
     (504, "timeout_error"): "deadline_exceeded first_token_timeout",
@@ -65,6 +66,7 @@ MAY_HELP = {
     "engine_overloaded",
     "queue_timeout",
     "gateway_draining",
+    "records_unavailable",
     "deadline_exceeded",
     "first_token_timeout",
 }

@@ -9,6 +9,7 @@ How a file becomes settings, in order: `_document` (TOML, overrides, where each 
 
 from trio_gateway.config._addresses import Bind, Endpoint, parse_bind, parse_network, parse_origin, parse_url
 from trio_gateway.config._certificates import certificate_complaint
+from trio_gateway.config._database import DatabaseUrl, parse_database_url
 from trio_gateway.config._explain import explain
 from trio_gateway.config._key_table import key_table, parse_expiry
 from trio_gateway.config._load import load_settings, parse_settings
@@ -19,6 +20,7 @@ from trio_gateway.config._sections import (
     AdminSettings,
     AdmissionSettings,
     BreakerSettings,
+    DatabaseSettings,
     DeadlinesSettings,
     DeliverySettings,
     FleetSettings,
@@ -51,6 +53,8 @@ __all__ = [
     "Bind",
     "BreakerSettings",
     "ConfigurationError",
+    "DatabaseSettings",
+    "DatabaseUrl",
     "DeadlinesSettings",
     "DeliverySettings",
     "Endpoint",
@@ -75,6 +79,7 @@ __all__ = [
     "key_table",
     "load_settings",
     "parse_bind",
+    "parse_database_url",
     "parse_expiry",
     "parse_network",
     "parse_origin",

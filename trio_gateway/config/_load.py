@@ -16,7 +16,7 @@ from trio_gateway.config._certificates import what_is_wrong
 from trio_gateway.config._checks import check
 from trio_gateway.config._document import TABLE_LISTS, Document, Override, parse_document, read_overrides
 from trio_gateway.config._problems import ConfigurationError, Path, Problem, dotted
-from trio_gateway.config._sections import InternalSettings, ServerSettings
+from trio_gateway.config._sections import DatabaseSettings, InternalSettings, ServerSettings
 from trio_gateway.config._settings import Settings
 from trio_gateway.config._tables import WorkerSettings
 from trio_gateway.config._validate import Draft, Report, validate
@@ -96,16 +96,24 @@ def _assemble(
     check(draft, report)
     workers = tuple(_with_files(draft, report, folder))
     server, internal = draft.sections.get("server"), draft.sections.get("internal")
+    database = draft.sections.get("database")
     if isinstance(server, ServerSettings):
         server = _with_certificate(server, report, folder)
     if isinstance(internal, InternalSettings):
         internal = _with_join_token(internal, report, folder)
+    if isinstance(database, DatabaseSettings):
+        database = _with_places(database, folder)
     if report.problems:
         raise ConfigurationError(
             sorted(report.problems, key=lambda problem: _reading_order(problem, document))
         )
     lists = {name: tuple(draft.entries[name].values()) for name in TABLE_LISTS}
-    files: dict[str, Any] = {"server": server, "internal": internal, "workers": workers}
+    files: dict[str, Any] = {
+        "server": server,
+        "internal": internal,
+        "database": database,
+        "workers": workers,
+    }
     parts: dict[str, Any] = {**draft.sections, **lists, **files}
     return Loaded(Settings(**parts), document)
 
@@ -203,6 +211,17 @@ def _with_certificate(server: ServerSettings, report: Report, folder: FilePath) 
         report.add(("server", "tls", name), f"{message}{where}")
     paths = {"certificate": str(certificate), "key": str(key)}
     return server.model_copy(update={"tls": server.tls.model_copy(update=paths)})
+
+
+def _with_places(database: DatabaseSettings, folder: FilePath) -> DatabaseSettings:
+    """Let the paths of records count from everywhere."""
+    if database.url is None:
+        return database
+    places = {
+        "url": database.url.within(folder.absolute()),
+        "journal": str(folder.absolute() / database.journal),
+    }
+    return database.model_copy(update=places)
 
 
 def _hint_at(folder: FilePath, name: str) -> str:

@@ -21,7 +21,5 @@ NOT_YET: Final = MappingProxyType(
         "websocket.ping_timeout": _NO_WEBSOCKET,
         "websocket.auth_timeout": _NO_WEBSOCKET,
         "websocket.max_streams": _NO_WEBSOCKET,
-        "database.url": "records go to the log, and keys stand in this file",
-        "database.journal": "records go to the log, and keys stand in this file",
     }
 )

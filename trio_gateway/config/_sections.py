@@ -13,12 +13,22 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from trio_gateway.config._addresses import Bind, parse_bind, parse_network, parse_origin
-from trio_gateway.config._fields import Duration, Many, Section, Share, Size, about, seconds, switch
+from trio_gateway.config._database import DatabaseUrl, parse_database_url
+from trio_gateway.config._fields import Duration, Id, Many, Section, Share, Size, about, seconds, switch
 from trio_gateway.units import HOURS, GiB, KiB, MiB
 
 
 def _read_bind(value: object) -> object:
     return parse_bind(value) if isinstance(value, str) else value
+
+
+def _read_database_url(value: object) -> object:
+    match value:
+        case str():
+            return parse_database_url(value)
+        case DatabaseUrl():
+            return value
+    raise ValueError("must be a string, in quotes")
 
 
 def _read_network(value: object) -> object:
@@ -481,6 +491,57 @@ class ShutdownSettings(Section):
         Duration,
         seconds("The process has ended this long after the signal, whatever hangs."),
     ] = 60.0
+
+
+class DatabaseSettings(Section):
+    """Where records of requests are kept; without `url` they only go to the log."""
+
+    url: Annotated[
+        Annotated[DatabaseUrl, BeforeValidator(_read_database_url)] | None,
+        about(
+            "URL",
+            'The database: "sqlite:///gateway.db", where a relative path counts from the file\'s folder, or '
+            '"postgresql+psycopg://user@host/name", which several gateways can share.',
+        ),
+    ] = None
+    journal: Annotated[
+        str,
+        about(
+            "path",
+            "Folder of this gateway alone, on a local disk, from which records get into the database.",
+            min_length=1,
+        ),
+    ] = "journal"
+    journal_bytes: Annotated[
+        Size,
+        about(
+            "bytes",
+            "The most that may wait there while the database is away; then new requests are refused with "
+            "503 `records_unavailable`.",
+            ge=MiB,
+        ),
+    ] = GiB
+    sync_interval: Annotated[
+        Duration,
+        seconds("How often the disk confirms the journal: the most that a loss of power can take."),
+    ] = 1.0
+    retention_days: Annotated[
+        int,
+        about(
+            "days",
+            "Records of requests that came longer ago are deleted from the database; 0 keeps all.",
+            ge=0,
+            le=36_500,
+        ),
+    ] = 0
+    gateway_id: Annotated[
+        Id | None,
+        about(
+            "name",
+            "Name of this gateway in the database, the same after each start and no other's; without it, the "
+            "journal holds one that was drawn once.",
+        ),
+    ] = None
 
 
 class LogSettings(Section):

@@ -7,6 +7,7 @@ from trio_gateway.config._sections import (
     AdminSettings,
     AdmissionSettings,
     BreakerSettings,
+    DatabaseSettings,
     DeadlinesSettings,
     DeliverySettings,
     FleetSettings,
@@ -45,6 +46,7 @@ class Settings(Section):
     delivery: DeliverySettings = DeliverySettings()
     stream: StreamSettings = StreamSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
+    database: DatabaseSettings = DatabaseSettings()
     log: LogSettings = LogSettings()
 
     def workers_of(self, model: ModelSettings) -> tuple[WorkerSettings, ...]:

@@ -77,6 +77,8 @@ class Parts:
         settled: takes the record, once per accepted exchange.
         bug: takes an exception that should not have happened.
         rates: of tenants and keys; by default nobody has any.
+        accepted: told of each exchange that gets a place, before anything follows from it; by raising
+            Refused it has the place given back.
     """
 
     admission: AdmissionPort
@@ -88,6 +90,7 @@ class Parts:
     settled: Callable[[Record], None]
     bug: Callable[[str, BaseException], None]
     rates: RatesPort = field(default_factory=RateBook)
+    accepted: Callable[[InternalRequest], None] = lambda request: None
 
 
 class Exchange:
@@ -235,10 +238,15 @@ class Exchange:
         self._scope.note(COMPLETED)
 
     def _enter(self) -> TicketPort:
-        """Charge the rates and take a place, or neither."""
+        """Charge the rates, take a place and have it noted, or nothing of it."""
         charge = self._parts.rates.charge(self.request)
         try:
             ticket = self._parts.admission.enter(self.request)
+            try:
+                self._parts.accepted(self.request)
+            except BaseException:
+                ticket.leave()
+                raise
         except BaseException:
             charge.refund()
             raise
@@ -262,6 +270,7 @@ class Exchange:
         problem = failure.problem
         without = None if failure.way is Way.ANYWHERE else worker
         if self._may_retry(failure):
+            self.request.last_try = self.tally.attempts == parts.limits.max_attempts - 1
             if ticket.back(without=without, last=problem):
                 self._retried = self._retried or failure.way is Way.ONCE
                 parts.books.retries[failure.reason] += 1

@@ -1,6 +1,34 @@
-"""What is accounted for: the equations of accepted work, and one record per exchange."""
+"""What is accounted for: the equations of accepted work, and one record per exchange.
+
+Records are kept by a `Ledger`, if a database is configured: in a journal first
+(`_journal`, whose lines `_lines` frames and `_rows` writes), from where `_replay` takes
+them into the database (`_store`).
+"""
 
 from ._books import Books, conservation_errors
+from ._ledger import Ledger, LedgerSettings, read_usage
 from ._record import EventMarks, Record, Tally
+from ._replay import LogPort
+from ._rows import DIMENSIONS, GATEWAY_CRASHED, KINDS, StoreFailed, UsageRow
+from ._usage_page import FORMATS, parse_dimensions, parse_moment, usage_page
 
-__all__ = ["Books", "EventMarks", "Record", "Tally", "conservation_errors"]
+__all__ = [
+    "DIMENSIONS",
+    "FORMATS",
+    "GATEWAY_CRASHED",
+    "KINDS",
+    "Books",
+    "EventMarks",
+    "Ledger",
+    "LedgerSettings",
+    "LogPort",
+    "Record",
+    "StoreFailed",
+    "Tally",
+    "UsageRow",
+    "conservation_errors",
+    "parse_dimensions",
+    "parse_moment",
+    "read_usage",
+    "usage_page",
+]
