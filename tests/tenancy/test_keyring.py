@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_gateway.tenancy import ANONYMOUS, Caller, Keyring, Tenant
+from trio_gateway.tenancy import ANONYMOUS, Caller, Keyring, Tenant, new_key
 
 ACME, OTHER = Tenant("acme"), Tenant("other")
 
@@ -105,3 +105,47 @@ def test_a_tenant_may_use_the_models_it_names(models: set[str], may: set[str], m
 )
 def test_without_a_wish_the_tier_is_standard_or_the_first(tiers: tuple[str, ...], tier: str) -> None:
     assert Tenant("acme", tiers=tiers).default_tier == tier
+
+
+def test_a_key_ends_at_its_moment() -> None:
+    caller = Caller(ACME, "k1", expires=1000.0)
+    assert [caller.expired(wall) for wall in (999.9, 1000.0, 2000.0)] == [False, True, True]
+    assert not Caller(ACME, "k1").expired(1e12)
+
+
+@pytest.mark.parametrize(
+    ("models", "key", "both"),
+    [
+        ({"*"}, {"*"}, {"*"}),
+        ({"a", "b"}, {"*"}, {"a", "b"}),
+        ({"*"}, {"a"}, {"a"}),
+        ({"a", "b"}, {"b", "c"}, {"b"}),
+    ],
+)
+def test_a_key_may_use_what_both_it_and_its_tenant_may(
+    models: set[str], key: set[str], both: set[str]
+) -> None:
+    tenant = Tenant("acme", models=frozenset(models), weight=3.0)
+    narrowed = tenant.narrowed(frozenset(key), tenant.tiers)
+    assert narrowed == Tenant("acme", models=frozenset(both), weight=3.0)
+
+
+def test_a_key_may_ask_for_tiers_that_its_tenant_has_too_in_the_tenants_order() -> None:
+    tenant = Tenant("acme", tiers=("batch", "standard"))
+    assert tenant.narrowed(frozenset({"*"}), ("interactive", "standard", "batch")).tiers == tenant.tiers
+    assert tenant.narrowed(frozenset({"*"}), ("interactive", "batch")).tiers == ("batch",)
+
+
+def test_a_new_key_is_known_by_its_hash_alone() -> None:
+    id_, key, hash_ = new_key()
+    assert key.startswith(f"tg_{id_}_")
+    assert hash_ == f"sha256:{stored(key.encode()).hex()}"
+    keyring = Keyring([(bytes.fromhex(hash_.removeprefix("sha256:")), Caller(ACME, id_))], [ACME])
+    assert keyring.find(key.encode()) == Caller(ACME, id_)
+
+
+def test_no_two_new_keys_are_alike_and_each_has_more_than_128_random_bits() -> None:
+    keys = [new_key("mine")[1] for _ in range(100)]
+    assert len(set(keys)) == 100
+    assert {len(key.removeprefix("tg_mine_")) for key in keys} == {40}  # hexadecimal digits, of 4 bits each
+    assert len({new_key()[0] for _ in range(100)}) == 100

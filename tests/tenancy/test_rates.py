@@ -1,0 +1,149 @@
+"""Amounts a minute: never more than the limit allows, and never told to come back too soon or too late."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tenancy.asking import asking
+from trio_gateway.contract import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, TRANSCRIPTIONS
+from trio_gateway.tenancy import Estimate, FailedKeys, estimate_tokens
+from trio_gateway.tenancy._rates import MINUTE, UNKNOWN_OUTPUT, Bucket
+
+SLACK = 1e-5  # seconds' worth of an amount that rounding may add or take
+sizes = st.integers(1, 1_000_000)
+starts = st.floats(0, 1e7)
+pauses = st.lists(st.floats(0, 100), max_size=40)
+
+
+def test_a_bucket_is_full_at_first() -> None:
+    bucket = Bucket(60)
+    assert (bucket.level(5.0), bucket.until_full(5.0), bucket.wait(60, 5.0)) == (60, 0, 0)
+
+
+def test_what_is_taken_refills_evenly_within_a_minute() -> None:
+    bucket = Bucket(60)
+    bucket.take(60, 0.0)
+    assert [bucket.level(now) for now in (0.0, 15.0, 60.0, 100.0)] == [0, 15, 60, 60]
+    assert [bucket.wait(15, now) for now in (0.0, 10.0, 15.0)] == [15, 5, 0]
+
+
+def test_whoever_wants_more_than_it_holds_waits_until_it_is_full() -> None:
+    bucket = Bucket(60)
+    bucket.take(1, 0.0)
+    assert bucket.wait(1000, 0.0) == 1.0
+
+
+def test_more_can_be_used_than_there_was_and_is_then_missing() -> None:
+    bucket = Bucket(60)
+    bucket.take(90, 0.0)
+    assert bucket.level(0.0) == -30
+    assert bucket.wait(1, 0.0) == 31.0
+
+
+def test_what_is_given_back_late_is_not_given_on_top_of_what_has_refilled() -> None:
+    bucket = Bucket(60)
+    bucket.take(30, 0.0)
+    assert bucket.level(40.0) == 60
+    bucket.give(30)
+    assert bucket.level(40.0) == 60
+    bucket.take(60, 40.0)
+    assert bucket.level(40.0) == 0
+
+
+@given(sizes, starts, pauses, st.data())
+def test_no_stretch_of_time_has_more_than_its_share_and_one_full_amount(
+    size: int, start: float, steps: list[float], data: st.DataObject
+) -> None:
+    bucket, now = Bucket(size), start
+    taken: list[tuple[float, int]] = []
+    for step in steps:
+        now += step
+        amount = data.draw(st.integers(1, size))
+        if not bucket.wait(amount, now):
+            bucket.take(amount, now)
+            taken.append((now, amount))
+    for first in range(len(taken)):
+        for last in range(first, len(taken)):
+            span = taken[last][0] - taken[first][0]
+            used = sum(amount for _, amount in taken[first : last + 1])
+            assert used <= size * (1 + (span + SLACK * len(taken)) / MINUTE)
+
+
+@given(sizes, starts, st.lists(st.floats(0, 1), min_size=1, max_size=10), st.floats(0.001, 1))
+def test_it_is_possible_after_the_wait_that_was_told_and_not_before(
+    size: int, start: float, shares: list[float], wanted: float
+) -> None:
+    bucket = Bucket(size)
+    for share in shares:
+        bucket.take(share * size, start)
+    wait = bucket.wait(wanted * size, start)
+    assert wait <= MINUTE * len(shares)
+    assert bucket.wait(wanted * size, start + wait) <= SLACK
+    if wait > 2 * SLACK:
+        assert bucket.wait(wanted * size, start + wait - 2 * SLACK) > 0
+
+
+@given(sizes, starts, st.lists(st.floats(0, 1), max_size=20))
+def test_what_is_given_back_at_once_leaves_no_trace(size: int, start: float, shares: list[float]) -> None:
+    bucket = Bucket(size)
+    bucket.take(size, start)
+    before = bucket.until_full(start)
+    for share in shares:
+        bucket.take(share * size, start)
+    for share in shares:
+        bucket.give(share * size)
+    assert bucket.until_full(start) == pytest.approx(before, abs=SLACK)
+
+
+# Estimates --------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_estimated_by_its_bytes_rounded_up() -> None:
+    assert estimate_tokens(asking(operation=EMBEDDINGS, size=9, choices=0)) == Estimate(3, 0)
+
+
+def test_an_answer_is_estimated_by_the_most_that_was_asked_for_times_its_choices() -> None:
+    request = asking(operation=COMPLETIONS, size=4, choices=3, tokens=100)
+    assert estimate_tokens(request) == Estimate(1, 300)
+    assert estimate_tokens(replace(request, tokens=None, output_limit=50)) == Estimate(1, 150)
+    assert estimate_tokens(replace(request, operation=CHAT, tokens=None)) == Estimate(1, 3 * UNKNOWN_OUTPUT)
+    message = asking(operation=MESSAGES, size=4, choices=0, tokens=100)
+    assert estimate_tokens(message) == Estimate(1, 100)
+
+
+def test_a_recording_has_no_estimate() -> None:
+    assert estimate_tokens(asking(operation=TRANSCRIPTIONS, size=10**7, choices=0)) == Estimate(0, 0)
+
+
+# Failed keys ------------------------------------------------------------------------------------------------
+
+
+def test_a_few_failures_a_minute_are_nothing_and_more_are_told_when_to_return() -> None:
+    failed = FailedKeys(a_minute=3)
+    assert [failed.note("a", 0.0) for _ in range(4)] == [0, 0, 0, pytest.approx(20.0)]
+    assert failed.note("a", 19.0) == pytest.approx(1.0)
+    assert failed.note("a", 20.0) == 0
+    assert failed.note("a", 20.0) == pytest.approx(20.0)
+
+
+def test_the_failures_of_one_address_are_not_those_of_another() -> None:
+    failed = FailedKeys(a_minute=1)
+    assert (failed.note("a", 0.0), failed.note("a", 0.0), failed.note("b", 0.0)) == (0, 60.0, 0)
+
+
+@given(st.integers(1, 20), st.lists(st.integers(0, 100).map(str), max_size=200))
+def test_no_more_addresses_are_remembered_than_there_is_room_for(most: int, addresses: list[str]) -> None:
+    failed = FailedKeys(most, 1)
+    latest: dict[str, None] = {}
+    for address in addresses:
+        expected_wait = address in latest
+        latest.pop(address, None)
+        latest[address] = None
+        if len(latest) > most:
+            del latest[next(iter(latest))]
+        assert (failed.note(address, 0.0) > 0) is expected_wait
+        assert len(failed) == len(latest) <= most
