@@ -14,6 +14,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -41,6 +42,8 @@ def toml(value: object) -> str:
         return "{" + ", ".join(f"{key} = {toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):
         return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, datetime):
+        return value.isoformat()
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
 
 
