@@ -105,7 +105,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "database": {
         "url": None,
         "journal": "journal",
-        "journal_bytes": GiB,
+        "journal_bytes": 2**30,
         "sync_interval": 1.0,
         "retention_days": 0,
         "gateway_id": None,
