@@ -15,7 +15,7 @@ import itertools
 import math
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -46,6 +46,7 @@ class Setting:
         prefixes: how many there are; 0: requests share nothing.
         skew: exponent of Zipf's law of their popularity.
         cached: prefixes that one worker's cache holds, least recently used out first.
+        questions: each request goes on in its own words behind its prefix, so that it has two keys.
     """
 
     gateways: int
@@ -62,6 +63,7 @@ class Setting:
     prefixes: int = 0
     skew: float = 0.9
     cached: int = 30
+    questions: bool = False
 
 
 @dataclass
@@ -137,6 +139,44 @@ POLICIES: Final[dict[str, Policy]] = {
     "least-loaded": least_loaded,
     "ours": ours,
 }
+
+# -- the story
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request of a story.
+
+    Attributes:
+        at: seconds from its beginning.
+        gateway: number of the one that it arrives at.
+        service: seconds that it holds a slot.
+        prefix: number of what it shares with others; None: nothing.
+    """
+
+    at: float
+    gateway: int
+    service: float
+    prefix: int | None
+
+
+def story(setting: Setting, seed: int) -> Iterator[Arrival]:
+    """Tell who arrives when, in order: the same for every policy, and for a run of real processes."""
+    dice = random.Random(f"story {seed}")
+    popular = _zipf(setting.prefixes, setting.skew)
+    mean = math.log(setting.mean_service) - setting.spread**2 / 2
+    rate = setting.load * setting.workers * setting.slots / setting.mean_service / setting.burst
+    now = 0.0
+    while now < setting.seconds:
+        size = 1
+        while dice.random() < 1 - 1 / setting.burst:
+            size += 1
+        for _ in range(size):
+            service = dice.lognormvariate(mean, setting.spread)
+            prefix = _found(popular, dice.random()) if popular else None
+            yield Arrival(now, dice.randrange(setting.gateways), service, prefix)
+        now += dice.expovariate(rate)
+
 
 # -- the parties
 
@@ -239,24 +279,28 @@ class Gateway:
         self.turn = itertools.count(first)
 
 
-# -- the story
+# -- what becomes of it
 
 
 class Simulation:
-    """One run. `run` answers what came of it."""
+    """One run. `run` answers what came of it.
 
-    def __init__(self, setting: Setting, policy: Policy, seed: int) -> None:
+    Args:
+        seed: of the story.
+        dice: seed of choices, and of the moments at which workers are read.
+    """
+
+    def __init__(self, setting: Setting, policy: Policy, seed: int, dice: int) -> None:
         self._setting = setting
         self._policy = policy
-        self._rng = random.Random(f"dice {seed}")
-        self._story = random.Random(f"story {seed}")
+        self._rng = random.Random(f"dice {dice}")
+        self._story = story(setting, seed)
         self._workers = [WorkerModel(number, setting) for number in range(setting.workers)]
         firsts = range(setting.gateways)
         self._gateways = [Gateway(self._workers, setting.slots, self._rng.randrange(99)) for _ in firsts]
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._numbers = itertools.count()
-        self._popular = _zipf(setting.prefixes, setting.skew)
         self._now = 0.0
         self._prefixed = 0
         self._hits = 0
@@ -268,7 +312,7 @@ class Simulation:
         """Play the story to its end; all who arrived are served or failed before it answers."""
         for moment, gateway, view in self._first_readings():
             self._at(moment, self._reads(gateway, view))
-        self._at(0.0, self._arrive)
+        self._expect_next()
         self._at(self._setting.seconds / 4, self._look)
         while self._events:
             self._now, _, happen = heapq.heappop(self._events)
@@ -308,27 +352,16 @@ class Simulation:
 
     # -- what happens
 
-    def _arrive(self) -> None:
-        """A burst arrives, each request at some gateway; then the next is due."""
-        if self._over:
-            return
-        story, setting = self._story, self._setting
-        size = 1
-        while story.random() < 1 - 1 / setting.burst:
-            size += 1
-        for _ in range(size):
-            mean = math.log(setting.mean_service) - setting.spread**2 / 2
-            request = Request(
-                next(self._numbers), story.lognormvariate(mean, setting.spread), self._some_prefix()
-            )
-            self._enter(self._gateways[story.randrange(setting.gateways)], request)
-        rate = setting.load * setting.workers * setting.slots / setting.mean_service / setting.burst
-        self._at(self._now + story.expovariate(rate), self._arrive)
+    def _expect_next(self) -> None:
+        arrival = next(self._story, None)
+        if arrival is not None:
+            self._at(arrival.at, lambda: self._arrive(arrival))
 
-    def _some_prefix(self) -> int | None:
-        if not self._popular:
-            return None
-        return _found(self._popular, self._story.random())
+    def _arrive(self, arrival: Arrival) -> None:
+        """A request arrives at its gateway; then the next is due."""
+        request = Request(next(self._numbers), arrival.service, arrival.prefix)
+        self._enter(self._gateways[arrival.gateway], request)
+        self._expect_next()
 
     def _enter(self, gateway: Gateway, request: Request) -> None:
         gateway.waiting.append(request)
@@ -340,8 +373,7 @@ class Simulation:
         request = gateway.waiting[0]
         while request.attempts < MOST_ATTEMPTS:
             candidates = [view.candidate(self._now) for view in gateway.views]
-            keys = () if request.prefix is None else (request.prefix.to_bytes(16, "big"),)
-            chosen = self._policy(candidates, self._rng, keys, gateway)
+            chosen = self._policy(candidates, self._rng, self._keys(request), gateway)
             if chosen is None:
                 return False
             request.attempts += 1
@@ -352,6 +384,12 @@ class Simulation:
         self.result.failed += 1
         self.result.wrongly += any(worker.takes() for worker in self._workers)
         return True
+
+    def _keys(self, request: Request) -> Sequence[bytes]:
+        if request.prefix is None:
+            return ()
+        shared = request.prefix.to_bytes(16, "big")
+        return (shared, request.number.to_bytes(17, "big")) if self._setting.questions else (shared,)
 
     def _attempt(self, gateway: Gateway, view: View, request: Request) -> bool:
         worker = view.worker
@@ -426,6 +464,6 @@ def _found(cumulative: list[float], dice: float) -> int:
     return low
 
 
-def simulate(setting: Setting, policy: str, seed: int) -> Result:
-    """Run one story under one policy."""
-    return Simulation(setting, POLICIES[policy], seed).run()
+def simulate(setting: Setting, policy: str, seed: int, dice: int | None = None) -> Result:
+    """Run one story under one policy; with other ``dice`` the same story takes another course."""
+    return Simulation(setting, POLICIES[policy], seed, seed if dice is None else dice).run()
