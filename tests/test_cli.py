@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import subprocess
@@ -104,6 +105,34 @@ def test_a_file_is_named_in_one_way(command: str, tmp_path: Path) -> None:
     code, out, err = run(command, file, "--config", file)
     assert (code, out) == (2, "")
     assert "twice" in err
+
+
+def test_a_new_key_is_shown_with_the_line_that_lets_it_in(tmp_path: Path) -> None:
+    wanted = ("--tenant", "acme", "--id", "k1", "--expires", "90d", "--models", "a,b", "--models", "c")
+    code, out, err = run("keys", "create", *wanted, "--tiers", "batch", "--requests-per-minute", "60")
+    key, line = out.splitlines()
+    assert (code, key[:6]) == (0, "tg_k1_")
+    assert "acme" in err
+    assert key not in line + err
+    assert hashlib.sha256(key.encode()).hexdigest() in line
+    text = f"[[tenants]]\nid = 'acme'\ntiers = ['batch']\nkeys = [{line}]\n"
+    told = run("check-config", write(tmp_path, text))[1]
+    assert 'models = ["a", "b", "c"], tiers = ["batch"], requests_per_minute = 60}' in told
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "complaint"),
+    [
+        ("--expires", "yesterday", "trio-gateway: --expires must be days"),
+        ("--expires", "2000-01-01", "trio-gateway: --expires must be in the future"),
+        ("--tiers", "batch,fast", 'keys.k1.tiers[1]: must be "interactive"'),
+        ("--tokens-per-minute", "0", "keys.k1.tokens_per_minute: must be greater"),
+    ],
+)
+def test_a_key_that_the_file_would_not_take_is_not_made(option: str, value: str, complaint: str) -> None:
+    code, out, err = run("keys", "create", "--tenant", "acme", "--id", "k1", option, value)
+    assert (code, out) == (2, "")
+    assert complaint in err
 
 
 def test_serving_with_a_bad_configuration_ends_with_status_2(tmp_path: Path) -> None:

@@ -20,6 +20,11 @@ UNGUARDED = (
 )
 
 
+def key(members: str) -> str:
+    """A tenant whose key has further members."""
+    return TENANT.replace(f'"{HASH}"', f'"{HASH}", {members}')
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -139,6 +144,18 @@ UNGUARDED = (
         (
             MODEL + "aliases = ['latest']\n" + TENANT + 'models = ["lates"]',
             '7: tenants.acme.models[0]: no [[models]] has the id "lates"; did you mean "latest"?',
+        ),
+        (
+            key("models = ['a']") + 'models = ["aa", "b"]',
+            '3: tenants.acme.keys.k1.models[0]: its tenant may not use "a"; did you mean "aa"?',
+        ),
+        (
+            MODEL + key("models = ['mm']"),
+            '5: tenants.acme.keys.k1.models[0]: no [[models]] has the id "mm"; did you mean "m"?',
+        ),
+        (
+            key("tiers = ['standard', 'batch']"),
+            '3: tenants.acme.keys.k1.tiers[1]: its tenant may not ask for "batch"',
         ),
         (
             MODEL + "fallbacks = ['m']",
@@ -271,6 +288,11 @@ def test_what_contradicts_is_told_at_the_value_that_was_written(text: str, compl
         WORKER,
         WORKER + TENANT + 'models = ["m"]',
         TENANT + 'models = ["m"]',
+        key("models = ['m']"),
+        key("models = ['*']") + 'models = ["m"]',
+        key("models = ['m']") + 'models = ["m", "n"]',
+        MODEL + key("models = ['m']"),
+        TENANT + "tiers = ['batch']",
         WORKER + "dns = false",
         WORKER.replace("127.0.0.1", "gpu.internal") + "dns = true",
         WORKER.replace("127.0.0.1", "LOCALHOST").replace("http:", "https:") + "dns = true",

@@ -11,6 +11,8 @@ from tests.config.reading import HASH, MODEL, TENANT, WORKER
 from trio_gateway.config import ConfigurationError, explain, load_settings
 
 JOIN_TOKEN = "join-0123456789abcdef"
+SCOPES = 'expires = 2020-01-31T00:00:00+02:00, models = ["x"], tiers = ["standard"], tokens_per_minute = 9'
+SCOPED = TENANT.replace(f'"{HASH}"', f'"{HASH}", {SCOPES}')
 INTERNAL = "[internal]\nbind = ['127.0.0.1:0']\njoin_token_file = 'join'\n"
 
 
@@ -111,9 +113,19 @@ def test_hashes_of_keys_are_hidden(tmp_path: Path) -> None:
     assert "abab" not in told
 
 
+def test_what_a_key_may_do_is_told_as_far_as_it_was_said(tmp_path: Path) -> None:
+    told = explained(tmp_path, SCOPED)
+    assert (
+        'keys = [{id = "k1", hash = "(hidden)", expires = 2020-01-30T22:00:00Z, models = ["x"], '
+        'tiers = ["standard"], tokens_per_minute = 9}]'
+    ) in told
+    assert "# Note: key k1 of tenant acme has expired." in told
+    assert "has expired" not in explained(tmp_path, SCOPED.replace("2020", "9000"))
+
+
 def test_what_is_told_is_a_configuration_that_means_the_same(tmp_path: Path) -> None:
     text = (
-        '[server]\nbind = ["[::1]:1", "unix:a\\"b.sock"]\n'
+        '[server]\nbind = ["[::1]:1", "unix:a\\"b.sock"]\ntrusted_proxies = "10.0.0.0/8"\n'
         + 'cors_origins = ["https://a.b", "http://[::1]:3"]\n'
         + INTERNAL
         + 'allowed_networks = ["fd00::/8", "10.1.2.3"]\n[fleet]\nshare = "3/9"\naffinity = "none"\n'
@@ -125,7 +137,7 @@ def test_what_is_told_is_a_configuration_that_means_the_same(tmp_path: Path) -> 
         + "fallbacks = ['x']\n"
         + "max_output_tokens = 9\ndefaults = {a = 1.0, b = [1, 1e22, 1e-7, true, {'c d' = '\"'}], '' = {}}\n"
         + '[[models]]\nid = "x"\n'
-        + TENANT
+        + SCOPED
         + "default_timeout = '1500 ms'\nmax_concurrency = 3\n"
         + "[limits]\nhead_bytes = 1000\nkeep_alive = 0.1\n[retry]\nbudget_ratio = 0.3333333\n"
     )

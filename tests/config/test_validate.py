@@ -70,6 +70,38 @@ def test_a_table_of_a_later_version_is_refused_as_a_whole() -> None:
     ]
 
 
+WHEN = "must be a date and time with its zone and without quotes, as in 2027-01-31T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("member", "complaint"),
+    [
+        ("expires = 2027-01-31", f"expires: {WHEN}"),
+        ("expires = 2027-01-31T00:00:00", f"expires: {WHEN}"),
+        ("expires = '2027-01-31T00:00:00Z'", f"expires: {WHEN}"),
+        ("expires = 0001-01-01T00:00:00+01:00", f"expires: {WHEN}"),
+        ("expires = 90", f"expires: {WHEN}"),
+        ("models = []", "models: must not be empty"),
+        ("models = ['a', '*']", 'models: names more models beside "*", which already means all'),
+        ("tiers = []", "tiers: must not be empty"),
+        ("tiers = ['fast']", 'tiers[0]: must be "interactive", "standard" or "batch", not "fast"'),
+        ("requests_per_minute = 0", "requests_per_minute: must be greater than or equal to 1, not 0"),
+        ("tokens_per_minute = 1.5", "tokens_per_minute: must be a whole number"),
+    ],
+)
+def test_what_a_key_may_do_is_said_clearly(member: str, complaint: str) -> None:
+    text = TENANT.replace("}", f", {member}}}")
+    assert complaints(text) == [f"t.toml:3: tenants.acme.keys.k1.{complaint}"]
+
+
+def test_the_end_of_a_key_is_the_same_moment_in_every_zone() -> None:
+    ends = [
+        parse_settings(TENANT.replace("}", f", expires = {written}}}")).tenants[0].keys[0].expires
+        for written in ("2027-01-31T00:00:00Z", "2027-01-31 02:00:00+02:00")
+    ]
+    assert ends[0] == ends[1]
+
+
 def test_a_section_of_a_later_version_without_keys_says_nothing_and_is_allowed() -> None:
     assert parse_settings("[breaker]\n[websocket]\n") == parse_settings("")
 
