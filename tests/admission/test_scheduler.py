@@ -49,7 +49,7 @@ class Story(RuleBasedStateMachine):
         self.queue = scheduler()
         self.waiting: list[Waiting] = []
         self.left: list[Waiting] = []
-        self.aside: set[str] = set()
+        self.charged: list[tuple[Group[Waiting], str, int]] = []
         self.number = 0
         self.now = 0.0
 
@@ -93,22 +93,24 @@ class Story(RuleBasedStateMachine):
             self.queue.remove(Waiting(waiter.tenant, waiter.model, waiter.number, waiter.tier))
 
     @rule(
-        tenant=TENANTS, model=st.sampled_from(["m1", "m2"]), tier=st.integers(0, 2), cost=st.integers(0, 50)
+        tenant=TENANTS, model=st.sampled_from(["m1", "m2"]), tier=st.integers(0, 2), cost=st.integers(1, 50)
     )
     def is_served(self, tenant: str, model: str, tier: int, cost: int) -> None:
         group = self.queue.group(f"pool of {model}", tier)
         before = group.counter(tenant)
         group.charge(tenant, cost)
-        assert group.counter(tenant) >= before + cost / WEIGHTS[tenant] - 1e-9
+        assert group.counter(tenant) >= before + cost / WEIGHTS[tenant] - 1e-6
+        self.charged.append((group, tenant, cost))
 
-    @rule(
-        tenant=TENANTS, model=st.sampled_from(["m1", "m2"]), tier=st.integers(0, 2), cost=st.integers(-50, 50)
-    )
-    def is_corrected(self, tenant: str, model: str, tier: int, cost: int) -> None:
-        group = self.queue.group(f"pool of {model}", tier)
-        before = group.counter(tenant)
-        group.correct(tenant, cost)
-        assert group.counter(tenant) == max(before + cost / WEIGHTS[tenant], 0)
+    @precondition(lambda self: self.charged)
+    @rule(data=st.data(), used=st.integers(0, 50))
+    def is_settled(self, data: st.DataObject, used: int) -> None:
+        group, tenant, cost = self.charged.pop(data.draw(st.integers(0, len(self.charged) - 1)))
+        before = group.settled(tenant), group.counter(tenant)
+        group.settle(tenant, cost, used)
+        weight = WEIGHTS[tenant]
+        assert group.settled(tenant) == pytest.approx(before[0] + used / weight)
+        assert group.counter(tenant) == pytest.approx(before[1] + (used - cost) / weight, abs=1e-5)
 
     @rule(tenant=TENANTS)
     def is_set_aside(self, tenant: str) -> None:
@@ -220,7 +222,7 @@ def test_who_was_served_less_for_its_weight_comes_first() -> None:
     for tenant, cost in (("a", 10), ("b", 30), ("c", 20)):
         group.charge(tenant, cost)
     assert [line[0].tenant for line in group.lines()] == ["c", "a", "b"]  # 5, 10, 15
-    group.correct("b", -28)
+    group.settle("b", 30, 2)
     assert [line[0].tenant for line in group.lines()] == ["b", "c", "a"]
     group.set_aside("b")
     assert [line[0].tenant for line in group.lines()] == ["c", "a"]
@@ -228,16 +230,31 @@ def test_who_was_served_less_for_its_weight_comes_first() -> None:
     assert [line[0].tenant for line in group.lines()] == ["b", "c", "a"]
 
 
+def test_who_comes_does_not_pay_for_what_others_were_only_charged() -> None:
+    group: Group[Waiting] = Group(WEIGHTS.__getitem__)
+    group.add(Waiting("a", number=1))
+    group.charge("a", 500)  # of which it will be given back nearly all
+    group.add(Waiting("d", number=2))
+    assert next(group.lines())[0].tenant == "d"
+    group.settle("a", 500, 10)
+    assert (group.counter("a"), group.counter("d")) == (10, 0)
+
+
+def serve(group: Group[Waiting], tenant: str, cost: float) -> None:
+    group.charge(tenant, cost)
+    group.settle(tenant, cost, cost)
+
+
 def test_idleness_saves_nothing_up() -> None:
     group: Group[Waiting] = Group(WEIGHTS.__getitem__)
     group.add(Waiting("a", number=1))
-    group.charge("a", 100)
+    serve(group, "a", 100)
     group.add(Waiting("d", number=2))
     assert group.counter("d") == group.counter("a") == 100
     alone: Group[Waiting] = Group(WEIGHTS.__getitem__)
     last = Waiting("a", number=1)
     alone.add(last)
-    alone.charge("a", 100)
+    serve(alone, "a", 100)
     alone.remove(last)
     alone.add(Waiting("d", number=2))  # the set was empty: the counter of who left last
     assert alone.counter("d") == 100
@@ -276,7 +293,7 @@ def _serve_one(
 ) -> None:
     waiter = next(group.lines())[0]
     cost = backlog[waiter.tenant].pop(0)
-    group.charge(waiter.tenant, cost)
+    serve(group, waiter.tenant, cost)
     group.remove(waiter)
     served[waiter.tenant] += cost
     if not backlog[waiter.tenant]:

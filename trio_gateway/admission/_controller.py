@@ -193,6 +193,7 @@ class Ticket:
         self.tier = TIERS.index(request.tier)
         self.pool = admission.pool_of(request.model)
         self.charged = 0.0  # tokens that its tenant was charged for the placement it has
+        self.charged_at = self.pool, self.tier
 
     @property
     def waiting(self) -> bool:
@@ -372,17 +373,17 @@ class Admission:
         """Take back what a placement was charged: nothing came of it."""
         charged, ticket.charged = ticket.charged, 0.0
         if charged:
-            self._queue.group(ticket.pool, ticket.tier).correct(ticket.tenant, -charged)
+            self._queue.group(*ticket.charged_at).settle(ticket.tenant, charged, 0.0)
 
     def settle(self, ticket: Ticket, prompt: int | None, generated: int | None) -> None:
         """Put what was really used in the place of what was estimated."""
         request = ticket.request
         if generated is not None:
             self._estimates.observe(request, prompt, generated)
-        used = self._estimates.cost(request, prompt, generated or 0) if ticket.charged else 0.0
-        group = self._queue.group(ticket.pool, ticket.tier)
-        group.correct(ticket.tenant, used - ticket.charged)
-        ticket.charged = 0.0
+        charged, ticket.charged = ticket.charged, 0.0
+        if charged:
+            used = self._estimates.cost(request, prompt, generated or 0)
+            self._queue.group(*ticket.charged_at).settle(ticket.tenant, charged, used)
 
     # -- the whole
 
@@ -512,7 +513,8 @@ class Admission:
 
     def _charge(self, ticket: Ticket) -> None:
         ticket.charged = self._estimates.expected(ticket.request)
-        self._queue.group(ticket.pool, ticket.tier).charge(ticket.tenant, ticket.charged)
+        ticket.charged_at = ticket.pool, ticket.tier
+        self._queue.group(*ticket.charged_at).charge(ticket.tenant, ticket.charged)
 
     def _hopeless(self, ticket: Ticket) -> bool:
         """Refuse a waiter at once if no worker can be tried before its time is up."""

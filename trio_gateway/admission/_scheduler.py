@@ -55,26 +55,33 @@ W = TypeVar("W", bound=Waiter)
 class Group(Generic[W]):
     """Those who wait in one tier for one pool, and what its tenants were served.
 
-    A counter only grows, but for corrections; a tenant that was idle is lifted, so
-    that it can not save up service: when it comes back, to the least counter of those
-    that wait, or, if nobody does, to that of the last one that left.
+    A tenant is charged an estimate when it is served, which is settled later; its
+    counter has both. One that was idle is lifted, so that it can not save up service:
+    when it comes back, to the least that those who wait were really served, or, if
+    nobody waits, to that of the last one that left. Estimates do not lift: who comes
+    must not pay for what others are given back.
     """
 
     def __init__(self, weight: Callable[[str], float]) -> None:
         self._weight = weight
-        self._counters: dict[str, float] = {}
+        self._settled: dict[str, float] = {}  # tokens for its weight, by tenant
+        self._open: dict[str, float] = {}  # the same, charged and not settled
         self._lines: dict[str, dict[str, list[W]]] = {}  # by tenant and model, each by arrival
         self._order: SortedList = SortedList()  # counter and name of the tenants that are not set aside
         self._aside: set[str] = set()
-        self._least_of_all: SortedList = SortedList()  # the same of all that wait
+        self._floors: SortedList = SortedList()  # what was settled, and name, of all that wait
         self._last_left = -math.inf
 
     def __bool__(self) -> bool:
         return bool(self._lines)
 
     def counter(self, tenant: str) -> float:
-        """Tokens that a tenant was served for its weight."""
-        return self._counters.get(tenant, 0.0)
+        """Tokens that a tenant was served for its weight, estimates included."""
+        return self.settled(tenant) + self._open.get(tenant, 0.0)
+
+    def settled(self, tenant: str) -> float:
+        """Tokens that a tenant was really served for its weight."""
+        return self._settled.get(tenant, 0.0)
 
     def add(self, waiter: W) -> None:
         """Let a waiter in."""
@@ -97,23 +104,26 @@ class Group(Generic[W]):
             if not lines:
                 self._leave(waiter.tenant)
 
-    def charge(self, tenant: str, tokens: float) -> None:
-        """Count service, or take some back."""
-        waits = tenant in self._lines
-        if waits:
-            self._take_out(tenant)
-        else:
+    def charge(self, tenant: str, estimate: float) -> None:
+        """Count tokens that a tenant is about to be served; `settle` follows for each charge."""
+        if tenant not in self._lines:
             self._lift(tenant)
-        self._counters[tenant] = max(self.counter(tenant) + tokens / self._weight(tenant), 0.0)
-        if waits:
-            self._put_in(tenant)
+        self._change(tenant, 0.0, estimate)
 
-    def correct(self, tenant: str, tokens: float) -> None:
-        """Add to what was charged, or refund; who is idle is not lifted by it."""
-        waits = tenant in self._lines
+    def settle(self, tenant: str, estimate: float, used: float) -> None:
+        """Put what was really used in the place of an estimate that was charged."""
+        self._change(tenant, used, -estimate)
+
+    def _change(self, tenant: str, settled: float, opened: float) -> None:
+        waits, weight = tenant in self._lines, self._weight(tenant)
         if waits:
             self._take_out(tenant)
-        self._counters[tenant] = max(self.counter(tenant) + tokens / self._weight(tenant), 0.0)
+        self._settled[tenant] = self.settled(tenant) + settled / weight
+        left = self._open.get(tenant, 0.0) + opened / weight
+        if left > _ROUNDING:
+            self._open[tenant] = left
+        else:
+            self._open.pop(tenant, None)
         if waits:
             self._put_in(tenant)
 
@@ -152,32 +162,28 @@ class Group(Generic[W]):
         self._put_in(tenant)
 
     def _lift(self, tenant: str) -> None:
-        floor = self._least_of_all[0][0] if self._least_of_all else self._last_left
-        self._counters[tenant] = max(self.counter(tenant), floor)
+        floor = self._floors[0][0] if self._floors else self._last_left
+        self._settled[tenant] = max(self.settled(tenant), floor)
 
     def _leave(self, tenant: str) -> None:
         del self._lines[tenant]
-        self._least_of_all.remove((self.counter(tenant), tenant))
-        if tenant in self._aside:
-            self._aside.discard(tenant)
-        else:
-            self._order.remove((self.counter(tenant), tenant))
-        self._last_left = self.counter(tenant)
+        self._take_out(tenant)
+        self._aside.discard(tenant)
+        self._last_left = self.settled(tenant)
 
     def _take_out(self, tenant: str) -> None:
-        entry = (self.counter(tenant), tenant)
-        self._least_of_all.remove(entry)
+        self._floors.remove((self.settled(tenant), tenant))
         if tenant not in self._aside:
-            self._order.remove(entry)
+            self._order.remove((self.counter(tenant), tenant))
 
     def _put_in(self, tenant: str) -> None:
-        entry = (self.counter(tenant), tenant)
-        self._least_of_all.add(entry)
+        self._floors.add((self.settled(tenant), tenant))
         if tenant not in self._aside:
-            self._order.add(entry)
+            self._order.add((self.counter(tenant), tenant))
 
 
 _FEW = 64  # tenants that are copied before they are walked
+_ROUNDING = 1e-6  # tokens that sums of floats may leave over
 
 
 class Scheduler(Generic[W]):
