@@ -1,4 +1,4 @@
-"""A gateway and workers that register with it, each a process that can be killed and started again.
+"""Gateways and workers that register with them, each a process that can be killed and started again.
 
 The workers are ``trio-gateway worker --engine simulated``: what a scenario does to
 them is what happens to real ones.
@@ -42,7 +42,7 @@ class Worker:
 
     Args:
         command: what is run, but for the options that every worker has.
-        joining: options that name the gateway and the join token.
+        joining: options that name the gateways and the join token.
     """
 
     def __init__(self, worker_id: str, slots: int, command: Sequence[str], joining: Sequence[str]) -> None:
@@ -73,7 +73,7 @@ class Worker:
 
 
 class Fleet:
-    """A running gateway and its workers."""
+    """A running gateway and its workers, which it may share with others."""
 
     def __init__(self, gateway: peers.Gateway, workers: Sequence[Worker]) -> None:
         self.gateway: Final = gateway
@@ -120,23 +120,40 @@ def fleet(command: Sequence[str], *, workers: int = 3, slots: int = 8, extra: st
         slots: of each.
         extra: more TOML for the gateway.
     """
-    ports = {name: free_port() for name in ("port", "admin_port", "internal_port")}
+    with fleets(command, gateways=1, workers=workers, slots=slots, extra=extra) as (only,):
+        yield only
+
+
+@contextmanager
+def fleets(
+    command: Sequence[str], *, gateways: int, workers: int, slots: int, extra: str = ""
+) -> Iterator[list[Fleet]]:
+    """Run gateways that do not know each other before the same workers; see `fleet`.
+
+    Answers one fleet for each gateway, all with the same workers.
+    """
     with tempfile.TemporaryDirectory(prefix="bench-fleet-") as folder, ExitStack() as stack:
         token = Path(folder, "join-token")
         token.write_text(secrets.token_hex(16))
-        config = Path(folder, "gateway.toml")
-        config.write_text(CONFIG.format(**ports, extra=extra))
-        serve = [*peers.gateway_command(), "serve", "--config", str(config)]
-        child = stack.enter_context(Child(serve, name="gateway", talks=False))
-        peers.wait_ready(child, ports["port"], "/livez")
-        gateway = peers.Gateway("gateway", ports["port"], child, ports["admin_port"])
-        internal = f"http://127.0.0.1:{ports['internal_port']}"
-        joining = ["--gateway", internal, "--join-token-file", str(token)]
-        made = [Worker(f"sim-{number}", slots, command, joining) for number in range(1, workers + 1)]
-        running = Fleet(gateway, made)
+        joining = ["--join-token-file", str(token)]
+        running: list[Fleet] = []
+        made: list[Worker] = []
+        for number in range(gateways):
+            ports = {name: free_port() for name in ("port", "admin_port", "internal_port")}
+            config = Path(folder, f"gateway-{number}.toml")
+            config.write_text(CONFIG.format(**ports, extra=extra))
+            serve = [*peers.gateway_command(), "serve", "--config", str(config)]
+            child = stack.enter_context(Child(serve, name=f"gateway {number}", talks=False))
+            gateway = peers.Gateway(child.name, ports["port"], child, ports["admin_port"])
+            joining += ["--gateway", f"http://127.0.0.1:{ports['internal_port']}"]
+            running.append(Fleet(gateway, made))
+        for each in running:
+            peers.wait_ready(each.gateway.child, each.gateway.port, "/livez")
+        made += [Worker(f"sim-{number}", slots, command, joining) for number in range(1, workers + 1)]
         for worker in made:
             stack.callback(worker.stop)
             worker.start()
-        for worker in made:
-            running.wait_registered(worker)
+        for each in running:
+            for worker in made:
+                each.wait_registered(worker)
         yield running
