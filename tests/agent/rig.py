@@ -73,7 +73,7 @@ async def running(engine: AgentEngine, **settings: Any) -> AsyncIterator[Running
         said.append((level, event, fields))
 
     settings.setdefault("secret", SECRET)
-    agent = Agent(AgentSettings(worker_id="gpu-0", **settings), engine, say)
+    agent = Agent(AgentSettings(**{"worker_id": "gpu-0", **settings}), engine, say)
     run = Running(agent, said)
     async with trio.open_nursery() as nursery:
 

@@ -167,8 +167,8 @@ async def watching(
     engines.pages |= pages or {}
     watched = Watched(fleet, engines, WatchSettings(interval, 2.0))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(watched.drain.run)
-        nursery.start_soon(watched.watch.run)
+        nursery.start_soon(watched.drain.run)  # noqa: ASYNC113 - they are waited for
+        nursery.start_soon(watched.watch.run)  # noqa: ASYNC113 - they are waited for
         yield watched
         nursery.cancel_scope.cancel()
     assert engines.following == []
