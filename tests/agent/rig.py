@@ -77,7 +77,7 @@ async def running(engine: AgentEngine, **settings: Any) -> AsyncIterator[Running
     run = Running(agent, said)
     async with trio.open_nursery() as nursery:
 
-        async def live(*, task_status: trio.TaskStatus[None]) -> None:  # noqa: ASYNC128 - the agent tells
+        async def live(*, task_status: trio.TaskStatus[None]) -> None:  # noqa: ASYNC114, ASYNC128 - the agent tells
             run.ended = await agent.run(task_status=task_status)
             run.over.set()
 
