@@ -104,7 +104,13 @@ WRITERS: Final = (
     "edge/_routes.py",
     "exchange/_exchange.py",
 )
-READERS: Final = ("edge/_authenticate.py", "edge/_generate.py", "edge/_routes.py", "wire/_http1.py")
+READERS: Final = (
+    "edge/_authenticate.py",
+    "edge/_client_address.py",
+    "edge/_generate.py",
+    "edge/_routes.py",
+    "wire/_http1.py",
+)
 
 
 def is_header(text: str) -> bool:
@@ -137,7 +143,16 @@ async def test_every_header_that_is_described_is_sent_and_no_other() -> None:
         serving(
             engine,
             server={"bind": ["127.0.0.1:0"], "expose_worker": True, "cors_origins": ["https://page.example"]},
-            tenants=[tenant("t1", "k", max_queued=0, max_concurrency=1)],
+            tenants=[
+                tenant(
+                    "t1",
+                    "k",
+                    max_queued=0,
+                    max_concurrency=1,
+                    requests_per_minute=100,
+                    tokens_per_minute=100_000,
+                )
+            ],
         ) as gateway,
     ):
         named = (("x-client-request-id", "mine"),)
@@ -221,6 +236,14 @@ def asks(request: bytes) -> Asking:
     return ask
 
 
+def asks_twice(request: bytes) -> Asking:
+    async def ask(gateway: Serving) -> Answer:
+        await gateway.ask(request)
+        return await gateway.ask(request)
+
+    return ask
+
+
 def asks_beside_another(request: bytes) -> Asking:
     """Ask while another request holds the only slot."""
 
@@ -285,6 +308,8 @@ CASES: Final[dict[str, tuple[object, Script, Asking, Sections]]] = {
     "admission.max_queued": (0, SLOW, asks_beside_another(chat_request()), {"worker": ONE_SLOT}),
     "admission.max_queued_bytes": (10, SLOW, asks_beside_another(chat_request()), {"worker": ONE_SLOT}),
     "admission.max_wait": (0.05, SLOW, asks_beside_another(chat_request()), {"worker": ONE_SLOT}),
+    "tenants.requests_per_minute": (1, chat_answer(), asks_twice(chat_request(key="k", stream=False)), {}),
+    "tenants.tokens_per_minute": (10, chat_answer(), asks_twice(chat_request(key="k", stream=False)), {}),
     "deadlines.default": (0.05, SLOW, asks(chat_request()), {}),
     "deadlines.first_token": (0.05, SLOW, asks(chat_request()), {}),
 }
@@ -294,7 +319,10 @@ CASES: Final[dict[str, tuple[object, Script, Asking, Sections]]] = {
 async def test_a_bound_has_the_answer_that_stands_on_the_page(setting: str) -> None:
     value, script, ask, sections = CASES[setting]
     group, _, key = setting.partition(".")
-    sections = sections | {group: {key: value, **sections.get(group, {})}}
+    if group == "tenants":
+        sections = {"tenants": [tenant("t1", "k", **{key: value})]}
+    else:
+        sections = sections | {group: {key: value, **sections.get(group, {})}}
     async with open_engine(script) as engine, serving(engine, **sections) as gateway:
         answer = await ask(gateway)
         told = f"{answer.status} `{error_code(answer)}`"
