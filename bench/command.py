@@ -27,6 +27,7 @@ SCENARIOS: Final = (
     "leaves",
     "large_bodies",
     "routing",
+    "routing_live",
     "failover",
     "rolling_restart",
     "slow_releases",

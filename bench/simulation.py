@@ -47,6 +47,7 @@ class Setting:
         skew: exponent of Zipf's law of their popularity.
         cached: prefixes that one worker's cache holds, least recently used out first.
         questions: each request goes on in its own words behind its prefix, so that it has two keys.
+        salted: each gateway has a cache salt of its own: what one had computed, another does not meet.
     """
 
     gateways: int
@@ -64,6 +65,7 @@ class Setting:
     skew: float = 0.9
     cached: int = 30
     questions: bool = False
+    salted: bool = False
 
 
 @dataclass
@@ -407,7 +409,8 @@ class Simulation:
             self.result.absorbed += not again
         if request.prefix is not None:
             self._prefixed += 1
-            self._hits += worker.meets(request.prefix)
+            salt = self._gateways.index(gateway) if self._setting.salted else 0
+            self._hits += worker.meets(request.prefix + salt * self._setting.prefixes)
         if worker.running < self._setting.slots:
             self._start(worker, gateway, request)
         else:
