@@ -170,9 +170,9 @@ class Gateway:
             OSError: an address can not be had.
         """
         listeners: list[trio.SocketListener] = []
-        if self.ledger is not None:
-            self.ledger.open()
         try:
+            if self.ledger is not None:
+                self.ledger.open()
             listeners += await open_listeners(tuple(map(str, self.settings.server.bind)))
             async with trio.open_nursery() as nursery:
                 watches = (self.watch.run, self.fleet_watch.run, self.named_workers.run)
