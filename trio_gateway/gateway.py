@@ -140,7 +140,6 @@ class Gateway:
             self._note_worker,
         )
         self.keyring: Final = _make_keyring(settings)
-        self.rates: Final = _make_rates(settings)
         self.admission: Final = Admission(
             self.fleet,
             AdmissionLimits(
@@ -154,6 +153,7 @@ class Gateway:
             self.drain.keep,
             random.random,
         )
+        self.rates: Final = _make_rates(settings, self.admission)
         tls = settings.server.tls
         self.tls: Final = None if tls is None else server_context(tls.certificate, tls.key)
         self.server: Final = self._make_server()
@@ -565,10 +565,12 @@ def _make_caller(tenant: Tenant, key: KeySettings) -> Caller:
     return Caller(tenant.narrowed(frozenset(key.models), key.tiers), key.id, expires)
 
 
-def _make_rates(settings: Settings) -> RateBook:
+def _make_rates(settings: Settings, admission: Admission) -> RateBook:
     keys = [key for tenant in settings.tenants for key in tenant.keys]
     tenants, of_keys = _limits_of(settings.tenants), _limits_of(keys)
-    return RateBook(tenants, of_keys, clock=trio.current_time, dice=random.random)
+    return RateBook(
+        tenants, of_keys, clock=trio.current_time, dice=random.random, estimate=admission.probable_tokens
+    )
 
 
 def _limits_of(owners: Iterable[TenantSettings | KeySettings]) -> dict[str, RateLimits]:

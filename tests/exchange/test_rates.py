@@ -9,7 +9,7 @@ import trio
 
 from tests.exchange.rig import Rig, rigged
 from trio_gateway.admission import AdmissionLimits
-from trio_gateway.tenancy import Estimate, RateBook, RateLimits
+from trio_gateway.tenancy import RateBook, RateLimits
 from trio_gateway.testing import (
     Event,
     FakeScripting,
@@ -32,7 +32,7 @@ GONE_AFTER_ONE: FakeScripting = (Head(), Event(CONTENT), Hold())
 
 def rate(rig: Rig, requests: int = WHOLE[0]) -> RateBook:
     """Give the rig's tenant rates that do not refill, and an estimate of 150 tokens a request."""
-    book = RateBook({"t1": RateLimits(requests, WHOLE[1])}, estimate=lambda request: Estimate(100, 50))
+    book = RateBook({"t1": RateLimits(requests, WHOLE[1])}, estimate=lambda request: (100, 50))
     rig.parts = replace(rig.parts, rates=book)
     return book
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.tenancy.asking import asking
 from trio_gateway.contract import InternalRequest
 from trio_gateway.errors import Refused
-from trio_gateway.tenancy import Estimate, RateBook, RateLimits
+from trio_gateway.tenancy import RateBook, RateLimits
 
-GUESS = Estimate(10, 20)
+GUESS = (10.0, 19.5)  # tokens of a prompt and its answer, which count as whole ones
 
 
 class Clock:
@@ -30,7 +30,7 @@ def book(
     tenant: RateLimits | None = None,
     key: RateLimits | None = None,
     *,
-    estimate: Estimate = GUESS,
+    estimate: tuple[float, float] = GUESS,
     clock: Clock | None = None,
     dice: float = 0.0,
 ) -> RateBook:
@@ -152,7 +152,7 @@ def test_dice_only_add_to_the_wait() -> None:
 
 def test_a_request_that_may_take_more_than_a_minute_allows_goes_when_all_is_there() -> None:
     clock = Clock()
-    rates = book(RateLimits(tokens=60), estimate=Estimate(1000, 1000), clock=clock)
+    rates = book(RateLimits(tokens=60), estimate=(1000, 1000), clock=clock)
     rates.charge(request()).settle(5, 1)
     with pytest.raises(Refused) as refused:
         rates.charge(request())

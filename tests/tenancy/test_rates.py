@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tenancy.asking import asking
-from trio_gateway.contract import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, TRANSCRIPTIONS
-from trio_gateway.tenancy import Estimate, FailedKeys, estimate_tokens
-from trio_gateway.tenancy._rates import MINUTE, UNKNOWN_OUTPUT, Bucket
+from trio_gateway.tenancy import FailedKeys
+from trio_gateway.tenancy._rates import MINUTE, Bucket
 
 SLACK = 1e-5  # seconds' worth of an amount that rounding may add or take
 sizes = st.integers(1, 1_000_000)
@@ -97,26 +93,6 @@ def test_what_is_given_back_at_once_leaves_no_trace(size: int, start: float, sha
     for share in shares:
         bucket.give(share * size)
     assert bucket.until_full(start) == pytest.approx(before, abs=SLACK)
-
-
-# Estimates --------------------------------------------------------------------------------------------------
-
-
-def test_a_prompt_is_estimated_by_its_bytes_rounded_up() -> None:
-    assert estimate_tokens(asking(operation=EMBEDDINGS, size=9, choices=0)) == Estimate(3, 0)
-
-
-def test_an_answer_is_estimated_by_the_most_that_was_asked_for_times_its_choices() -> None:
-    request = asking(operation=COMPLETIONS, size=4, choices=3, tokens=100)
-    assert estimate_tokens(request) == Estimate(1, 300)
-    assert estimate_tokens(replace(request, tokens=None, output_limit=50)) == Estimate(1, 150)
-    assert estimate_tokens(replace(request, operation=CHAT, tokens=None)) == Estimate(1, 3 * UNKNOWN_OUTPUT)
-    message = asking(operation=MESSAGES, size=4, choices=0, tokens=100)
-    assert estimate_tokens(message) == Estimate(1, 100)
-
-
-def test_a_recording_has_no_estimate() -> None:
-    assert estimate_tokens(asking(operation=TRANSCRIPTIONS, size=10**7, choices=0)) == Estimate(0, 0)
 
 
 # Failed keys ------------------------------------------------------------------------------------------------

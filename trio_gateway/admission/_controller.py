@@ -369,6 +369,10 @@ class Admission:
 
     # -- what tenants are charged
 
+    def probable_tokens(self, request: InternalRequest) -> tuple[float, float]:
+        """Tokens of the prompt and of the answer that a request will probably have, by what was learnt."""
+        return self._estimates.tokens(request)
+
     def refund(self, ticket: Ticket) -> None:
         """Take back what a placement was charged: nothing came of it."""
         charged, ticket.charged = ticket.charged, 0.0

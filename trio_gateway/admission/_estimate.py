@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..contract import InternalRequest
+from ..contract import InternalRequest, Style
 
 OUTPUT_WEIGHT: Final = 2.0  # what a generated token costs, in prompt tokens
 _FIRST_RATIO: Final = 4.0  # bytes a token, until something was learnt
@@ -39,21 +39,24 @@ class Estimates:
 
     def cost(self, request: InternalRequest, prompt: int | None, generated: int | None) -> float:
         """Cost by what is known; what is None is estimated."""
+        probable_prompt, probable_output = self.tokens(request)
+        prompt_tokens = probable_prompt if prompt is None else float(prompt)
+        return prompt_tokens + OUTPUT_WEIGHT * (probable_output if generated is None else float(generated))
+
+    def tokens(self, request: InternalRequest) -> tuple[float, float]:
+        """Tokens of the prompt and of the answer that a request will probably have."""
         model = self._models.get(request.model) or _Model()
-        if prompt is None:
-            prompt_tokens = request.size / model.ratio
-        else:
-            prompt_tokens = float(prompt)
-        output = self._output(request, model) if generated is None else float(generated)
-        return prompt_tokens + OUTPUT_WEIGHT * output
+        return self._prompt(request, model), self._output(request, model)
+
+    @staticmethod
+    def _prompt(request: InternalRequest, model: _Model) -> float:
+        return 0.0 if request.operation.multipart else request.size / model.ratio  # a recording is no text
 
     @staticmethod
     def _output(request: InternalRequest, model: _Model) -> float:
-        if not request.choices:
-            return 0.0
         asked = request.output_limit or request.tokens
         each = model.output if asked is None else min(float(asked), model.output * 2)
-        return each * request.choices
+        return each * _answers(request)
 
     def observe(self, request: InternalRequest, prompt: int | None, generated: int) -> None:
         """Learn from a request that was served."""
@@ -61,5 +64,10 @@ class Estimates:
         if prompt:
             ratio = min(max(request.size / prompt, _LEAST_RATIO), _MOST_RATIO)
             model.ratio += _STEP * (ratio - model.ratio)
-        if request.choices:
-            model.output += _STEP * (generated / request.choices - model.output)
+        if answers := _answers(request):
+            model.output += _STEP * (generated / answers - model.output)
+
+
+def _answers(request: InternalRequest) -> int:
+    """How many texts are generated: one where the operation generates and knows no choices."""
+    return 0 if request.operation.style is Style.PLAIN else max(request.choices, 1)

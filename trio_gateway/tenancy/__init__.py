@@ -3,19 +3,17 @@
 from ._keyring import Caller, Keyring
 from ._new_key import new_key
 from ._rate_book import RateBook
-from ._rates import FAILURES_A_MINUTE, Estimate, FailedKeys, RateLimits, estimate_tokens
+from ._rates import FAILURES_A_MINUTE, FailedKeys, RateLimits
 from ._tenant import ANONYMOUS, Tenant
 
 __all__ = [
     "ANONYMOUS",
     "FAILURES_A_MINUTE",
     "Caller",
-    "Estimate",
     "FailedKeys",
     "Keyring",
     "RateBook",
     "RateLimits",
     "Tenant",
-    "estimate_tokens",
     "new_key",
 ]

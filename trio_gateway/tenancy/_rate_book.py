@@ -9,7 +9,7 @@ from typing import Final, final
 
 from ..contract import InternalRequest, RateStanding
 from ..errors import Problem, Refused
-from ._rates import Bucket, Estimate, RateLimits, estimate_tokens
+from ._rates import Bucket, RateLimits
 
 SPREAD: Final = 0.25  # of the wait is added by dice: those refused together shall not return together
 REQUESTS: Final = "requests"
@@ -27,15 +27,19 @@ class Account:
 
 @final
 class Charge:
-    """What one request reserved; settled or refunded once, of which the first counts. See ChargePort."""
+    """What one request reserved; settled or refunded once, of which the first counts. See ChargePort.
+
+    Args:
+        prompt, output: tokens, as estimated.
+    """
 
     def __init__(
-        self, accounts: Iterable[Account], estimate: Estimate, now: float, clock: Callable[[], float]
+        self, accounts: Iterable[Account], prompt: int, output: int, now: float, clock: Callable[[], float]
     ) -> None:
-        self._estimate = estimate
+        self._prompt = prompt
         self._clock = clock
         self._taken = [
-            (kind, bucket, reserved(bucket, kind, estimate))
+            (kind, bucket, reserved(bucket, kind, prompt + output))
             for account in accounts
             for kind, bucket in account.buckets.items()
         ]
@@ -50,7 +54,7 @@ class Charge:
 
     def settle(self, prompt: int | None, generated: int) -> None:
         """See ChargePort."""
-        used = (self._estimate.prompt if prompt is None else prompt) + generated
+        used = (self._prompt if prompt is None else prompt) + generated
         taken, self._taken = self._taken, []
         for kind, bucket, amount in taken:
             if kind == TOKENS:
@@ -58,9 +62,9 @@ class Charge:
                 bucket.take(used, self._clock())
 
 
-def reserved(bucket: Bucket, kind: str, estimate: Estimate) -> int:
+def reserved(bucket: Bucket, kind: str, tokens: int) -> int:
     """What a request reserves of a bucket: of tokens never more than it holds, since guesses can be wild."""
-    return 1 if kind == REQUESTS else min(estimate.prompt + estimate.output, bucket.size)
+    return 1 if kind == REQUESTS else min(tokens, bucket.size)
 
 
 @final
@@ -71,7 +75,7 @@ class RateBook:
         tenants, keys: limits by id; who has none has no row.
         clock: seconds.
         dice: random numbers from 0 to 1, for jitter.
-        estimate: guesses the tokens of a request.
+        estimate: guesses the tokens of a request's prompt and of its answer.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class RateBook:
         *,
         clock: Callable[[], float] = lambda: 0.0,
         dice: Callable[[], float] = lambda: 0.0,
-        estimate: Callable[[InternalRequest], Estimate] = estimate_tokens,
+        estimate: Callable[[InternalRequest], tuple[float, float]] = lambda request: (0.0, 0.0),
     ) -> None:
         self._tenants = {id_: Account(limits, "tenant") for id_, limits in tenants.items()}
         self._keys = {id_: Account(limits, "key") for id_, limits in keys.items()}
@@ -93,11 +97,11 @@ class RateBook:
         """See RatesPort."""
         now = self._clock()
         accounts = self._accounts(request.tenant, request.key_id)
-        estimate = self._estimate(request) if accounts else Estimate(0, 0)
+        prompt, output = map(math.ceil, self._estimate(request)) if accounts else (0, 0)
         longest, reason = 0.0, ""
         for account in accounts:
             for kind, bucket in account.buckets.items():
-                wait = bucket.wait(reserved(bucket, kind, estimate), now)
+                wait = bucket.wait(reserved(bucket, kind, prompt + output), now)
                 if wait > longest:
                     longest, reason = (
                         wait,
@@ -106,7 +110,7 @@ class RateBook:
         if longest:
             retry_after = longest * (1 + SPREAD * self._dice())
             raise Refused(Problem.of("rate_limit_exceeded", reason, retry_after=retry_after))
-        return Charge(accounts, estimate, now, self._clock)
+        return Charge(accounts, prompt, output, now, self._clock)
 
     def standings(self, tenant: str, key_id: str | None) -> tuple[RateStanding, ...]:
         """See RatesPort."""

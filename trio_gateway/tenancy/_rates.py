@@ -12,11 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from ..contract import InternalRequest, Style
-
 MINUTE: Final = 60.0
-BYTES_PER_TOKEN: Final = 4  # of English text and its JSON around it
-UNKNOWN_OUTPUT: Final = 256  # tokens reserved for a choice of which nobody said how long it may become
 MOST_ADDRESSES: Final = 10_000
 FAILURES_A_MINUTE: Final = 20
 _INSTANT: Final = 1e-6  # seconds; what rounding may take from somebody who came exactly in time
@@ -66,24 +62,6 @@ class RateLimits:
 
     requests: int | None = None
     tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Tokens that a request will probably take."""
-
-    prompt: int
-    output: int
-
-
-def estimate_tokens(request: InternalRequest) -> Estimate:
-    """Guess from what is known at the door: bytes of the body, and the most that the caller asked for."""
-    operation = request.operation
-    prompt = 0 if operation.multipart else -(-request.size // BYTES_PER_TOKEN)  # a recording is no text
-    if operation.style is Style.PLAIN:
-        return Estimate(prompt, 0)
-    most = request.tokens or request.output_limit or UNKNOWN_OUTPUT
-    return Estimate(prompt, most * max(request.choices, 1))
 
 
 class FailedKeys:
