@@ -247,7 +247,8 @@ def plays(*kinds: Kind) -> list[Any]:
         pytest.param(kind, row, id=f"{name}-{kind}")
         for name, row in TABLE.items()
         for kind in kinds
-        if kind in row.scripts
+        # Configured and registered agents differ in how it is learnt that they are well again.
+        if kind in row.scripts and (kind != "agent" or row.known not in (nothing, suspect))
     ]
 
 

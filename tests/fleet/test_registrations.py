@@ -270,6 +270,18 @@ async def test_an_older_incarnation_is_told_to_go_after_the_younger_left_too(
     assert await gateway.status(incarnation=9) == 409
 
 
+async def test_of_those_that_left_only_so_many_are_remembered(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_gateway.fleet._registrations.MOST_REMEMBERED", 3)
+    gateway = Gateway()
+    for number in (1, 2, 1, 3, 4):  # the first is the second to have left, the last time
+        secret = (await gateway.register(worker_id=f"w{number}", incarnation=10)).secret
+        assert gateway.remove_status(secret, 10, f"w{number}") == 200
+    told = [await gateway.status(worker_id=f"w{number}", incarnation=9) for number in (1, 2, 3, 4)]
+    assert told == [409, 200, 409, 409]
+
+
 async def test_two_that_register_at_once_do_not_pass_each_other(autojump_clock: MockClock) -> None:
     """The younger one was faster; the older one was still asking for its address."""
     slow = trio.Event()

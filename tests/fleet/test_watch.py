@@ -399,6 +399,14 @@ async def test_the_list_of_models_is_read_at_first_and_now_and_then(autojump_clo
         assert watched.book.models == ("m1",)
 
 
+async def test_a_list_without_any_configured_model_is_told_once(autojump_clock: MockClock) -> None:
+    """The likeliest mistake of a configuration: the engine has another name for it."""
+    async with watching(pages={MODELS: listing(*"abcdefg")}) as watched:
+        await trio.sleep(70)
+        assert watched.told == [("w1", "it lists a, b, c, d, e, and no model of the configuration")]
+        assert watched.chosen() is None
+
+
 async def test_where_the_list_is_the_health_page_it_is_read_with_every_probe(
     autojump_clock: MockClock,
 ) -> None:
