@@ -31,6 +31,7 @@ SCENARIOS: Final = (
     "failover",
     "rolling_restart",
     "slow_releases",
+    "ledger_kills",
 )
 
 

@@ -14,13 +14,13 @@ import pytest
 import trio
 from typer.testing import CliRunner
 
+from bench.postgres import PostgresServer
 from tests.docs.pages import column
 from tests.e2e.serving import Serving, configuration, error_code, leave, serving, tenant
 from tests.ledger.databases import postgres as postgres
 from tests.ledger.databases import rows_at
 from tests.ledger.databases import url as url
 from tests.ledger.making import make_request
-from tests.ledger.postgres import PostgresServer
 from trio_gateway.cli import app
 from trio_gateway.ledger._lines import frame
 from trio_gateway.ledger._rows import accepted_line

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.ledger.postgres import PostgresServer, postgres_server, programs
+from bench.postgres import PostgresServer, postgres_server, programs
 
 _NUMBERS = itertools.count(1)
 

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests, in a folder of its own, that can be stopped and started again."""
+"""A real PostgreSQL in a folder of its own, that can be stopped and started again."""
 
 from __future__ import annotations
 
