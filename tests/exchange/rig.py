@@ -27,6 +27,7 @@ from trio_gateway.exchange import (
 )
 from trio_gateway.flow import BufferPool
 from trio_gateway.ledger import Books, Record, conservation_errors
+from trio_gateway.tenancy import RateBook, RateLimits
 from trio_gateway.testing import (
     FakeEngine,
     FakeScripting,
@@ -40,6 +41,7 @@ from trio_gateway.units import KiB, MiB
 
 WALL: Final = 1_700_000_000.0  # what the wall clock shows when the fake one shows 0
 GRACE: Final = 0.5  # seconds a draining lease is kept
+EXPECTED: Final = (100, 50)  # tokens of a prompt and its answer, as rates are told before they know
 
 DEFAULTS: Final[dict[str, Any]] = {
     "max_attempts": 3,
@@ -89,6 +91,7 @@ class Rig:
 
     Attributes:
         records, bugs: as they were reported.
+        rates: of tenant t1; they do not refill, so that what was used can be seen.
         broken: equations that did not hold after some step.
     """
 
@@ -110,6 +113,7 @@ class Rig:
         self.live = LiveExchanges()
         self.pool = BufferPool(limit["total_buffer_bytes"])
         self.records: list[Record] = []
+        self.rates = RateBook({"t1": RateLimits(10**6, 10**7)}, estimate=lambda request: EXPECTED)
         self.bugs: list[tuple[str, BaseException]] = []
         self.all: list[Running] = []
         self.broken: list[str] = []
@@ -138,6 +142,7 @@ class Rig:
             boot_id="boot",
             settled=self.records.append,
             bug=lambda where, exc: self.bugs.append((where, exc)),
+            rates=self.rates,
         )
 
     # -- running
@@ -223,7 +228,23 @@ class Rig:
             "records missing": books.accepted - len(self.records),
             "arrivals missing": books.arrived - sum(books.turned_away.values()) - len(self.records),
         }
-        return [f"{name}: {value}" for name, value in figures.items() if value] + self.workers.left_over()
+        left = [f"{name}: {value}" for name, value in figures.items() if value]
+        return left + self.workers.left_over() + self._wrongly_charged()
+
+    def _wrongly_charged(self) -> list[str]:
+        """Name the rates of which something else was used than the records say."""
+        cost = {"requests": 0, "tokens": 0}
+        for record in self.records:
+            if record.tenant == "t1" and record.outcome != "refused":
+                cost["requests"] += 1
+                if record.worker is not None:
+                    prompt = EXPECTED[0] if record.tokens_prompt is None else record.tokens_prompt
+                    cost["tokens"] += prompt + (record.tokens_generated or 0)
+        used = {
+            standing.kind: standing.limit - standing.remaining
+            for standing in self.rates.standings("t1", None)
+        }
+        return [f"{kind} used: {used[kind]}, not {cost[kind]}" for kind in used if used[kind] != cost[kind]]
 
     async def wind_down(self) -> None:
         """Wait until nothing runs and nothing drains, which must come by itself."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import trio
 
-from tests.exchange.rig import Rig, rigged
+from tests.exchange.rig import EXPECTED, Rig, rigged
 from trio_gateway.admission import AdmissionLimits
 from trio_gateway.tenancy import RateBook, RateLimits
 from trio_gateway.testing import (
@@ -32,9 +32,9 @@ GONE_AFTER_ONE: FakeScripting = (Head(), Event(CONTENT), Hold())
 
 def rate(rig: Rig, requests: int = WHOLE[0]) -> RateBook:
     """Give the rig's tenant rates that do not refill, and an estimate of 150 tokens a request."""
-    book = RateBook({"t1": RateLimits(requests, WHOLE[1])}, estimate=lambda request: (100, 50))
-    rig.parts = replace(rig.parts, rates=book)
-    return book
+    rig.rates = RateBook({"t1": RateLimits(requests, WHOLE[1])}, estimate=lambda request: EXPECTED)
+    rig.parts = replace(rig.parts, rates=rig.rates)
+    return rig.rates
 
 
 def left(book: RateBook) -> tuple[int, ...]:
