@@ -31,6 +31,10 @@ from trio_gateway.testing import (
 
 TOKEN = "a-word-that-joins"
 PATH = "/internal/v1/workers"
+CALM: dict[str, Any] = {
+    "models": [],
+    "fleet": {"heartbeat_interval": 30, "ttl": 90},  # however busy the machine is
+}
 EVENTS = (Head(200, (("transfer-encoding", "chunked"),)), Chunk(b"\n"))
 
 
@@ -44,7 +48,7 @@ async def joinable(folder: Path, *engines: ScriptedEngine, **sections: Any) -> A
         "allowed_networks": ["127.0.0.0/8"],
         **sections.pop("internal", {}),
     }
-    async with serving(*engines, folder=folder, internal=internal, **{"models": [], **sections}) as gateway:
+    async with serving(*engines, folder=folder, internal=internal, **{**CALM, **sections}) as gateway:
         yield gateway
 
 

@@ -311,6 +311,7 @@ async def before(kind: Kind, folder: Path, *urls: str, **sections: Any) -> Async
         "models": [{"id": "m1"}],
         "probes": {"interval": 0.3},
         "retry": {"backoff": 0.05},
+        "fleet": {"heartbeat_interval": 30, "ttl": 90},  # however busy the machine is
         **sections,
     }
     if kind == "registered":
