@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -212,6 +213,20 @@ def test_one_that_left_and_came_back_does_not_rise_twice() -> None:
     queue.add(waiter, 1.0)
     queue.promote(31.0)
     assert waiter.tier == 1
+
+
+@pytest.mark.parametrize("rises_at", [2.0, 40.0])
+@pytest.mark.parametrize("tier", range(3))
+def test_who_left_is_not_kept_by_whoever_still_waits(tier: int, rises_at: float) -> None:
+    queue = scheduler()
+    queue.add(Waiting("a", number=0, tier=tier), 0.0)
+    left = Waiting("a", number=1, tier=tier)
+    queue.add(left, 1.0)
+    queue.promote(rises_at)
+    queue.remove(left)
+    kept = weakref.ref(left)
+    del left
+    assert kept() is None
 
 
 def test_who_was_served_less_for_its_weight_comes_first() -> None:

@@ -16,7 +16,7 @@ import bisect
 import heapq
 import itertools
 import math
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
@@ -201,7 +201,9 @@ class Scheduler(Generic[W]):
         self._weight = weight
         self._groups: dict[tuple[str, int], Group[W]] = {}  # by pool and tier
         self._by_model: dict[str, SortedKeyList] = {}
-        self._ages: list[deque[tuple[float, W, int]]] = [deque() for _ in range(tiers)]
+        # By tier: since when each waits there, by its number, the eldest first. Who is in the first can
+        # not rise, and stands in none; who left is in none, since it would keep its body.
+        self._ages: list[OrderedDict[int, tuple[float, W]]] = [OrderedDict() for _ in range(tiers)]
         self._of_tenant: dict[str, int] = {}
         self._of_tier = [0] * tiers
         self._waiting: dict[int, W] = {}
@@ -274,24 +276,24 @@ class Scheduler(Generic[W]):
         """Let those rise whose time in their tier is over. One who rose begins a new time."""
         for tier in range(1, self._tiers):
             ages = self._ages[tier]
-            while ages and (ages[0][0] + self._promote_after <= now or not self._is_there(ages[0])):
-                entry = ages.popleft()
-                if self._is_there(entry):
-                    self._leave_group(entry[1])
-                    entry[1].tier = tier - 1
-                    self._enter_group(entry[1], now)
-
-    def _is_there(self, entry: tuple[float, W, int]) -> bool:
-        return self.waits(entry[1]) and entry[1].tier == entry[2]
+            while ages:
+                since, waiter = next(iter(ages.values()))
+                if since + self._promote_after > now:
+                    break
+                self._leave_group(waiter)
+                waiter.tier = tier - 1
+                self._enter_group(waiter, now)
 
     def _enter_group(self, waiter: W, now: float) -> None:
         self.group(waiter.pool, waiter.tier).add(waiter)
         self._of_tier[waiter.tier] += 1
-        self._ages[waiter.tier].append((now, waiter, waiter.tier))
+        if waiter.tier:
+            self._ages[waiter.tier][waiter.number] = now, waiter
 
     def _leave_group(self, waiter: W) -> None:
         self.group(waiter.pool, waiter.tier).remove(waiter)
         self._of_tier[waiter.tier] -= 1
+        self._ages[waiter.tier].pop(waiter.number, None)
 
     # -- the order
 
