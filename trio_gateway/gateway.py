@@ -109,7 +109,7 @@ class Gateway:
         self.ledger: Final = _make_ledger(settings, self.boot_id, log)
         self.live: Final = LiveExchanges()
         self.watch: Final = HangupWatch()
-        self.drain: Final = DrainKeeper(self._note_idle)
+        self.drain: Final = DrainKeeper(self._note_idle, self._note_let_go)
         self.idle_times: Final = Counter[str]()
         self.buffers: Final = BufferPool(settings.delivery.total_buffer_bytes)
         self.connections: Final = ConnectionPool(IDLE_EXPIRY, trio.current_time)
@@ -344,6 +344,10 @@ class Gateway:
     def _note_idle(self, worker: Worker, seconds: float, confirmed: bool) -> None:
         self.idle_times["confirmed" if confirmed else "assumed"] += 1
         self.idle_times["milliseconds"] += round(seconds * 1000)
+
+    def _note_let_go(self, attempt_id: str, generated: int | None) -> None:
+        if self.ledger is not None:
+            self.ledger.release(attempt_id, time.time(), generated)
 
     def report_bug(self, where: str, exc: BaseException) -> None:
         """Log an exception that should not have happened."""

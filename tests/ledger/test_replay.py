@@ -157,11 +157,11 @@ class Failing:
         self._store = store
         self._when = iter(when)
 
-    def write(self, accepted: Sequence[Row], settled: Sequence[Row]) -> None:
+    def write(self, accepted: Sequence[Row], settled: Sequence[Row], released: Sequence[Row]) -> None:
         how = next(self._when, "well")
         if how == "before":
             raise StoreFailed(how)
-        self._store.write(accepted, settled)
+        self._store.write(accepted, settled, released)
         if how == "after":
             raise StoreFailed(how)
 

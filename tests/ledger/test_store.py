@@ -21,6 +21,7 @@ from trio_gateway.ledger._rows import (
     StoreFailed,
     accepted_line,
     read_line,
+    release_line,
     rows_of,
     settled_line,
 )
@@ -48,7 +49,7 @@ def test_a_record_is_kept_as_it_is(url: str) -> None:
     write(store := Store(url), read_line(settled_line(record, "g1")))
     store.close()
     (row,) = rows_at(url)
-    assert set(row) == set(COLUMNS)
+    assert set(row) == {*COLUMNS, "released_at"}
     assert {name: row[name] for name in record.as_dict()} == record.as_dict()
     assert (row["gateway_id"], row["day"]) == ("g1", "1970-01-01")
 
@@ -106,6 +107,52 @@ def test_a_settlement_overrides_an_assumed_crash(url: str) -> None:
     store.close_crashed(["g1"], "b2", NOVEMBER)
     write(store, settled())
     assert [row["outcome"] for row in rows_at(url)] == ["completed"]
+    store.close()
+
+
+def released(exchange_id: str = "x1", attempt: int = 1, generated: int | None = 9) -> dict[str, Any]:
+    return read_line(release_line(f"{exchange_id}-{attempt:02d}", NOVEMBER + 5, generated))
+
+
+@pytest.mark.parametrize(
+    ("source", "recorded", "said", "kept"),
+    [
+        ("estimated", 7, 9, (9, "engine")),
+        ("estimated", 12, 9, (9, "engine")),
+        ("none", None, 9, (9, "engine")),
+        ("none", None, 0, (0, "engine")),
+        ("engine", 7, 9, (9, "engine")),
+        ("engine", 12, 9, (12, "engine")),
+        ("estimated", 7, None, (7, "estimated")),
+        ("none", None, None, (None, "none")),
+    ],
+)
+def test_what_an_engine_says_when_it_lets_go_completes_the_record(
+    url: str, source: str, recorded: int | None, said: int | None, kept: tuple[int | None, str]
+) -> None:
+    store = Store(url)
+    line = settled(attempts=1, usage_source=source, tokens_generated=recorded)
+    write(store, line, released(generated=said))
+    (row,) = rows_at(url)
+    assert row["released_at"] == NOVEMBER + 5
+    assert (row["tokens_generated"], row["usage_source"]) == kept
+    write(store, released(generated=99))
+    write(store, line)
+    assert rows_at(url) == [row]
+    store.close()
+
+
+def test_an_attempt_that_was_not_the_last_says_nothing_of_the_record(url: str) -> None:
+    store = Store(url)
+    write(store, accepted("open"), settled(attempts=2, tokens_generated=7), released(), released("open"))
+    rows = {row["exchange_id"]: row for row in rows_at(url)}
+    assert (rows["x1"]["tokens_generated"], rows["x1"]["released_at"]) == (7, None)
+    assert rows["open"]["released_at"] is None
+    write(store, released(attempt=2), released("nobody"))
+    assert {row["exchange_id"]: row["released_at"] for row in rows_at(url)} == {
+        "open": None,
+        "x1": NOVEMBER + 5,
+    }
     store.close()
 
 

@@ -29,7 +29,7 @@ class _Draining:
     over: bool = False
 
 
-def _tell_nobody(worker: Worker, seconds: float, confirmed: bool) -> None:
+def _tell_nobody(*_: object) -> None:
     """Nobody listens."""
 
 
@@ -38,10 +38,17 @@ class DrainKeeper:
 
     Args:
         idle: told worker, seconds since the attempt was over, and whether the worker confirmed it.
+        let_go: told the id of an attempt whose worker confirmed it, and how many tokens had been
+            generated, if it said so.
     """
 
-    def __init__(self, idle: Callable[[Worker, float, bool], None] = _tell_nobody) -> None:
+    def __init__(
+        self,
+        idle: Callable[[Worker, float, bool], None] = _tell_nobody,
+        let_go: Callable[[str, int | None], None] = _tell_nobody,
+    ) -> None:
         self._idle = idle
+        self._let_go = let_go
         self._due: list[tuple[float, int, _Draining]] = []
         self._of_worker: dict[Worker, dict[str, _Draining]] = {}
         self._order = itertools.count()
@@ -61,11 +68,12 @@ class DrainKeeper:
         latest = trio.current_time() - longer_than
         return [each.attempt_id for each in self._of_worker.get(worker, {}).values() if each.since <= latest]
 
-    def released(self, worker: Worker, attempt_id: str) -> None:
-        """The worker confirmed that its engine let go of an attempt."""
+    def released(self, worker: Worker, attempt_id: str, generated: int | None = None) -> None:
+        """The worker confirmed that its engine let go of an attempt, after so many tokens."""
         draining = self._of_worker.get(worker, {}).get(attempt_id)
-        if draining is not None:
+        if draining is not None and not draining.over:
             self._end(draining, confirmed=True)
+            self._let_go(attempt_id, generated)
 
     def released_all(self, worker: Worker) -> None:
         """The worker's process is gone, and everything in it."""

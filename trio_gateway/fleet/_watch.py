@@ -256,7 +256,9 @@ class FleetWatch:
 
             def take(data: bytes, reader: ReleaseReader = reader) -> bool:
                 for each in reader.feed(data):
-                    self._drain.released(book.worker, attempt_name(each.id, each.attempt))
+                    self._drain.released(
+                        book.worker, attempt_name(each.id, each.attempt), each.generated
+                    )
                 return not reader.broken
 
             with contextlib.suppress(UpstreamFailed):

@@ -28,6 +28,7 @@ from ._rows import (
     UsageRow,
     accepted_line,
     read_line,
+    release_line,
     rows_of,
     settled_line,
 )
@@ -137,6 +138,15 @@ class Ledger:
         if not self._journal.append(line):
             # No more than run when the disk fails: without the journal nothing is accepted.
             self._unwritten.append(line)
+
+    def release(self, attempt_id: str, released_at: float, generated: int | None) -> None:
+        """Note that the engine has let go of an attempt after its exchange was over. Never raises.
+
+        Args:
+            released_at: by the wall clock.
+            generated: tokens that the engine had made, if it said so.
+        """
+        self._journal.append(release_line(attempt_id, released_at, generated))
 
     def statistics(self) -> dict[str, Any]:
         """Answer the figures of this moment."""

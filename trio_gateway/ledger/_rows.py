@@ -33,6 +33,7 @@ IDENTITY: Final = (
 """Columns that are known when an exchange is accepted; ``day`` is the date of arrival in UTC."""
 
 COLUMNS: Final = (*IDENTITY, *(field.name for field in fields(Record) if field.name not in IDENTITY))
+"""Columns that are known when it is settled; ``released_at`` is known later still."""
 
 DIMENSIONS: Final = (
     "tenant",
@@ -84,8 +85,14 @@ class UsageRow:
 class StorePort(Protocol):
     """What is asked of a database. All of it blocks, and raises `StoreFailed`."""
 
-    def write(self, accepted: Sequence[Row], settled: Sequence[Row]) -> None:
-        """Write rows in one transaction: acceptances with the columns `IDENTITY`, settlements with all.
+    def write(self, accepted: Sequence[Row], settled: Sequence[Row], released: Sequence[Row]) -> None:
+        """Write rows in one transaction.
+
+        Args:
+            accepted: with `IDENTITY`; they change nothing that is there.
+            settled: with `COLUMNS`; they change what is open or was taken for crashed.
+            released: with the values of `release_line`; they change a settled exchange whose last attempt
+                this was, once.
 
         Raises:
             RowsRefused: and nothing is written.
@@ -133,6 +140,24 @@ def settled_line(record: Record, gateway_id: str) -> bytes:
     return _encoded({"t": "settled", "gateway_id": gateway_id, **record.as_dict()})
 
 
+def release_line(attempt_id: str, released_at: float, generated: int | None) -> bytes:
+    """Write down that the engine has let go of what was over before, and how many tokens it had made.
+
+    Args:
+        attempt_id: an exchange id, a hyphen and the attempt's number.
+    """
+    exchange_id, _, number = attempt_id.rpartition("-")
+    return _encoded(
+        {
+            "t": "released",
+            "exchange_id": exchange_id,
+            "attempt": int(number),
+            "released_at": round(released_at, 6),
+            "generated": generated,
+        }
+    )
+
+
 def _encoded(line: dict[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(line)
@@ -158,23 +183,34 @@ def read_line(payload: bytes) -> dict[str, Any]:
 # Rows -------------------------------------------------------------------------------------------------------
 
 
-def rows_of(lines: Iterable[dict[str, Any]]) -> tuple[list[Row], list[Row]]:
-    """Turn lines into rows that were accepted and rows that were settled.
+def rows_of(lines: Iterable[dict[str, Any]]) -> tuple[list[Row], list[Row], list[Row]]:
+    """Turn lines into the rows that `StorePort.write` takes.
 
     An exchange whose settlement is among the lines needs no row for its acceptance. Fields
     that this version does not know are left out, those that another one did not write are null.
     """
     accepted: dict[str, Row] = {}
     settled: dict[str, Row] = {}
+    released: list[Row] = []
     for line in lines:
-        name, row = (line["exchange_id"], {**line, "day": _day_of(line.get("arrived_at"))})
-        if line.get("t") == "settled":
-            settled.setdefault(name, {column: row.get(column) for column in COLUMNS})
-        elif line.get("t") == "accepted":
-            accepted.setdefault(name, {column: row.get(column) for column in IDENTITY})
+        name, row = line["exchange_id"], {**line, "day": _day_of(line.get("arrived_at"))}
+        match line.get("t"):
+            case "settled":
+                settled.setdefault(name, {column: row.get(column) for column in COLUMNS})
+            case "accepted":
+                accepted.setdefault(name, {column: row.get(column) for column in IDENTITY})
+            case "released":
+                released.append({f"the_{column}": row.get(column) for column in _RELEASE})
     open_ = accepted.keys() - settled.keys()
     # In order, so that two gateways that write the same rows do not wait for each other in a circle.
-    return [accepted[name] for name in sorted(open_)], [settled[name] for name in sorted(settled)]
+    return (
+        [accepted[name] for name in sorted(open_)],
+        [settled[name] for name in sorted(settled)],
+        sorted(released, key=lambda row: str(row["the_exchange_id"])),
+    )
+
+
+_RELEASE: Final = ("exchange_id", "attempt", "released_at", "generated")
 
 
 def _day_of(moment: object) -> str | None:

@@ -64,7 +64,8 @@ _STEPS: Final[tuple[tuple[str, ...], ...]] = (
             events_delivered BIGINT,
             bytes_delivered BIGINT,
             events_dropped BIGINT,
-            receipt TEXT
+            receipt TEXT,
+            released_at DOUBLE PRECISION
         )""",
         "CREATE INDEX exchanges_arrived ON exchanges (arrived_at)",
         "CREATE INDEX exchanges_open ON exchanges (gateway_id) WHERE outcome IS NULL",
@@ -72,7 +73,7 @@ _STEPS: Final[tuple[tuple[str, ...], ...]] = (
 )
 VERSION: Final = len(_STEPS)
 
-_EXCHANGES: Final = sa.table("exchanges", *map(sa.column, COLUMNS))
+_EXCHANGES: Final = sa.table("exchanges", *map(sa.column, (*COLUMNS, "released_at")))
 _VERSIONS: Final = (
     "CREATE TABLE IF NOT EXISTS schema_version (part VARCHAR(64) PRIMARY KEY, version INTEGER NOT NULL)"
 )
@@ -173,13 +174,15 @@ class Store:
 
     # -- writing
 
-    def write(self, accepted: Sequence[Row], settled: Sequence[Row]) -> None:
+    def write(self, accepted: Sequence[Row], settled: Sequence[Row], released: Sequence[Row]) -> None:
         """See `StorePort`."""
         with self._transaction() as connection:
             if accepted:
                 connection.execute(self._accept, accepted)
             if settled:
                 connection.execute(self._settle, settled)
+            if released:
+                connection.execute(_release(), released)
 
     def close_crashed(self, gateway_ids: Sequence[str], boot_id: str, now: float) -> int:
         """See `StorePort`."""
@@ -268,6 +271,26 @@ def _statements(make: Callable[..., Any]) -> tuple[Any, Any]:
             set_={name: settle.excluded[name] for name in COLUMNS if name not in IDENTITY},
             where=table.outcome.is_(None) | (table.outcome == GATEWAY_CRASHED),
         ),
+    )
+
+
+def _release() -> sa.Update:
+    """Note what an engine said at last. Its word goes before our estimate, and never takes back its own."""
+    table = _EXCHANGES.c
+    generated = sa.bindparam("the_generated", type_=sa.BigInteger)
+    known = generated.is_(None) | ((table.usage_source == "engine") & (table.tokens_generated >= generated))
+    return (
+        sa.update(_EXCHANGES)
+        .where(
+            table.exchange_id == sa.bindparam("the_exchange_id"),
+            table.attempts == sa.bindparam("the_attempt"),
+            table.released_at.is_(None),
+        )
+        .values(
+            released_at=sa.bindparam("the_released_at"),
+            tokens_generated=sa.case((known, table.tokens_generated), else_=generated),
+            usage_source=sa.case((generated.is_(None), table.usage_source), else_="engine"),
+        )
     )
 
 
