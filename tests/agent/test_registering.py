@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from trio.testing import MockClock
 
 from tests.agent.rig import SECRET, Gateway, Running, gateways, records, running
 from trio_gateway.agent import HowEnded
+from trio_gateway.agent._register import Registrar, Superseded
 from trio_gateway.agent.engines import Limits, SimulatedEngine, Speed
 from trio_gateway.testing import refusing_port, until
+from trio_gateway.wire import EngineKind, Registration, WorkerReport
 
 
 def engine(**settings: Any) -> SimulatedEngine:
@@ -24,6 +27,11 @@ def joining(*those: Gateway) -> dict[str, Any]:
 
 async def beats(gateway: Gateway, count: int) -> list[dict[str, Any]]:
     await until(lambda: len(gateway.named("PUT")) >= count)
+    return gateway.named("PUT")
+
+
+async def beats_until(gateway: Gateway, state: str) -> list[dict[str, Any]]:
+    await until(lambda: state in [beat["state"] for beat in gateway.named("PUT")])
     return gateway.named("PUT")
 
 
@@ -67,19 +75,65 @@ async def test_heartbeats_have_growing_numbers_and_name_what_runs(autojump_clock
         assert {beat["incarnation"] for beat in seen} == {gateway.named("POST")[0]["incarnation"]}
 
 
+async def test_workers_that_start_together_do_not_tell_together(autojump_clock: MockClock) -> None:
+    gateway = Gateway(interval=2.0)
+    told: dict[str, list[float]] = {}
+
+    async def beat(name: str, dice: float) -> None:
+        registrar = Registrar(
+            gateway.address, "join-me", Beating(told.setdefault(name, [])), quiet, quiet, lambda: dice
+        )
+        with pytest.raises(Superseded):
+            await registrar.run()
+        await registrar.close()
+
+    async with gateways(gateway), trio.open_nursery() as nursery:
+        nursery.start_soon(beat, "early", 0.1)
+        nursery.start_soon(beat, "late", 0.9)
+        await until(lambda: min(map(len, told.values()), default=0) >= 4)
+        gateway.status["PUT"] = 409  # ends both
+    for name, first in (("early", 0.2), ("late", 1.8)):
+        gaps = [later - earlier for earlier, later in pairwise(told[name])]
+        assert gaps[0] == pytest.approx(first, abs=0.2)
+        assert gaps[1:3] == pytest.approx([2.0, 2.0], abs=0.2)
+
+
+class Beating:
+    """A worker that notes when it is asked how it is."""
+
+    def __init__(self, told: list[float]) -> None:
+        self.told = told
+
+    def registration(self) -> Registration:
+        return Registration("gpu-0", 1, "http://127.0.0.1:1", ["m"], 1, EngineKind("simulated", "1"))
+
+    def report(self) -> WorkerReport:
+        self.told.append(trio.current_time())
+        return WorkerReport(1, len(self.told), "ready", ["m"], slots=1, running=0, queued=0)
+
+    def news(self) -> object:
+        return None
+
+
+def quiet(*_: str) -> None:
+    """Nobody wants to know."""
+
+
 async def test_news_do_not_wait_for_the_next_heartbeat(autojump_clock: MockClock) -> None:
     gateway = Gateway(interval=600.0)
     async with gateways(gateway), running(engine(speed=Speed(load=50.0)), **joining(gateway)) as run:
-        seen = await beats(gateway, 2)
-        assert [beat["state"] for beat in seen] == ["starting", "ready"]
-        assert [beat["models"] for beat in seen] == [[], ["m"]]
+        *before, last = await beats_until(gateway, "ready")
         assert trio.current_time() < 52
+        assert {beat["state"] for beat in before} == {"starting"}
+        assert [beat["models"] for beat in before] == [[]] * len(before)
+        assert last["models"] == ["m"]
+        began = trio.current_time()
         with await run.connect() as client:
             await run.ask(client, simulate={"faults": [{"kind": "hang", "after": 1}]})
             await client.read_until(b'"delta"')
             run.agent.drain()
-            seen = await beats(gateway, 3)
-            assert seen[-1]["state"] == "draining"
+            await beats_until(gateway, "draining")
+            assert trio.current_time() < began + 2
             client.leave_fin()
             await run.over.wait()
 

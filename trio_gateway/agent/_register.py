@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -44,16 +45,24 @@ class Registrar:
         gateway: base URL of its internal listener.
         learn: takes the secret that the gateway will send, under the gateway's name.
         tell: told of what operators may want to know: gateway, event, detail.
+        dice: numbers from 0 to 1.
     """
 
     def __init__(
-        self, gateway: str, join_token: str, worker: Worker, learn: Callable[[str, str], None], tell: Told
+        self,
+        gateway: str,
+        join_token: str,
+        worker: Worker,
+        learn: Callable[[str, str], None],
+        tell: Told,
+        dice: Callable[[], float] = random.random,
     ) -> None:
         self.gateway: Final = gateway.rstrip("/")
         self._join_token = join_token
         self._worker = worker
         self._learn = learn
         self._tell = tell
+        self._dice = dice
         self._registered: Registered | None = None
         self._client = httpx.AsyncClient(
             trust_env=False,
@@ -114,7 +123,13 @@ class Registrar:
             wait = min(wait * 2, LAST_RETRY)
 
     async def _beat(self, registered: Registered) -> None:
-        """Send heartbeats until the gateway does not know the worker any more."""
+        """Send heartbeats until the gateway does not know the worker any more.
+
+        The first interval, and one after news, is a part of one. Workers that start together, or that
+        register again with a gateway that started again, would else tell how they are in the same order
+        within each second, and gateways, which prefer newer news, would send nearly everything to the last.
+        """
+        part = self._dice()
         while True:
             news = self._worker.news()
             body = write_message(self._worker.report())
@@ -124,11 +139,12 @@ class Registrar:
                     raise Superseded
                 if answer.status_code in (401, 403, 404):
                     return
-            with trio.move_on_after(registered.heartbeat_interval):
+            with trio.move_on_after(registered.heartbeat_interval * part):
                 while True:
                     await trio.sleep(LOOK_EVERY)
                     if self._worker.news() != news:
                         break
+            part = 1.0 if self._worker.news() == news else self._dice()
 
     async def _call(self, method: str, query: str, body: bytes, secret: str) -> httpx.Response | None:
         """Make one call; None: there was no answer."""
