@@ -32,6 +32,7 @@ SCENARIOS: Final = (
     "rolling_restart",
     "slow_releases",
     "ledger_kills",
+    "ledger_sums",
 )
 
 

@@ -72,6 +72,7 @@ def _account(engine: SimulatedEngine, agent: Agent) -> dict[str, Any]:
         "released": sum(core.outcomes.values()),
         "outcomes": dict(core.outcomes),
         "prompt_tokens": core.prompt_tokens,
+        "generated_tokens": core.generated_tokens,
         "cached_tokens": core.memory.hits * core.memory.block_tokens,
         "held": len(agent.slots),
     }

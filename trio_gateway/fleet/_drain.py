@@ -17,6 +17,7 @@ import trio
 
 from ..contract import Worker
 
+MOST_EARLY: Final = 1024  # releases that are remembered until their attempt may drain
 ON_THE_WAY: Final = 1.0  # seconds that an attempt, its cancel, or a report may be on their way
 
 
@@ -26,6 +27,7 @@ class _Draining:
     attempt_id: str
     since: float
     give_back: Callable[[], None]
+    generated: int | None
     over: bool = False
 
 
@@ -52,12 +54,13 @@ class DrainKeeper:
         self._due: list[tuple[float, int, _Draining]] = []
         self._of_worker: dict[Worker, dict[str, _Draining]] = {}
         self._order = itertools.count()
+        self._early: dict[str, int | None] = {}
         self._nap: trio.CancelScope | None = None
 
     def keep(self, worker: Worker, attempt_id: str, give_back: Callable[[], None]) -> None:
         """Call ``give_back`` once, after the worker's ``cancel_grace`` at the latest; never waits."""
         now = trio.current_time()
-        draining = _Draining(worker, attempt_id, now, give_back)
+        draining = _Draining(worker, attempt_id, now, give_back, self._early.pop(attempt_id, None))
         self._of_worker.setdefault(worker, {})[attempt_id] = draining
         heapq.heappush(self._due, (now + worker.cancel_grace, next(self._order), draining))
         if self._nap is not None and self._due[0][0] < self._nap.deadline:
@@ -71,9 +74,14 @@ class DrainKeeper:
     def released(self, worker: Worker, attempt_id: str, generated: int | None = None) -> None:
         """The worker confirmed that its engine let go of an attempt, after so many tokens."""
         draining = self._of_worker.get(worker, {}).get(attempt_id)
-        if draining is not None and not draining.over:
+        if draining is None:
+            # Agents tell of every attempt. This one may just be ending here too, and ask what was made.
+            self._early[attempt_id] = generated
+            if len(self._early) > MOST_EARLY:
+                del self._early[next(iter(self._early))]
+        elif not draining.over:
             self._end(draining, confirmed=True)
-            self._let_go(attempt_id, generated)
+            self._let_go(attempt_id, draining.generated if generated is None else generated)
 
     def released_all(self, worker: Worker) -> None:
         """The worker's process is gone, and everything in it."""

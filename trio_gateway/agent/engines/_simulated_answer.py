@@ -125,7 +125,7 @@ class RecordMaker:
 
     def _stream(self, generation: Generation, choice: int, piece: Piece) -> Iterator[EngineRecord]:
         if self._tokens == 1:
-            yield self._counts(generation)
+            yield self._counts(generation, 0)  # whoever reads it adds the deltas that follow
         self._unsaid[choice] += 1
         if piece.text or piece.finish:
             yield self._said(choice, piece, self._unsaid[choice])
@@ -133,7 +133,7 @@ class RecordMaker:
         if piece.finish:
             yield Finish(i=choice, reason=piece.finish)
         if self.over:
-            yield self._counts(generation)
+            yield self._counts(generation, self._tokens)
 
     def _said(self, choice: int, piece: Piece, tokens: int) -> EngineRecord:
         if piece.kind == "text" or not self._ask.chat:
@@ -145,10 +145,10 @@ class RecordMaker:
         self._begun_calls.add(choice)
         return ToolCall(i=choice, id=call_id(self._id, choice), name=piece.text, n=tokens)
 
-    def _counts(self, generation: Generation) -> UsageCounts:
+    def _counts(self, generation: Generation, said: int) -> UsageCounts:
         return UsageCounts(
             prompt_tokens=generation.prompt_tokens,
-            completion_tokens=self._tokens,
+            completion_tokens=said,
             cached_tokens=generation.cached_tokens,
         )
 
