@@ -44,9 +44,9 @@ from ..report import Check, Report
 from ..simulated_worker import command, read_account
 from ..simulation import SAMPLED, Arrival, Gateway, Policy, Result, Setting, Simulation, ours, story
 
-PEAK_TOLERANCE: Final = 0.1  # of the simulated peak-to-mean
-LOAD_TOLERANCE: Final = 0.1  # of the simulated mean load
-HITS_TOLERANCE: Final = 0.15  # of the simulated hit rate
+PEAK_TOLERANCE: Final = 0.07  # of the simulated peak-to-mean
+LOAD_TOLERANCE: Final = 0.05  # of the simulated mean load
+HITS_TOLERANCE: Final = 0.12  # of the simulated hit rate
 HIT_GAIN: Final = 2.0  # times the hit rate without affinity
 MOST_PEAK: Final = 1.3  # times the mean
 
