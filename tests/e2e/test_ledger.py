@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import os
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,8 @@ from tests.e2e.serving import Serving, configuration, error_code, leave, serving
 from tests.ledger.databases import postgres as postgres
 from tests.ledger.databases import rows_at
 from tests.ledger.databases import url as url
-from tests.ledger.making import make_request
+from tests.ledger.making import make_journal
 from trio_gateway.cli import app
-from trio_gateway.ledger._lines import frame
-from trio_gateway.ledger._rows import accepted_line
 from trio_gateway.testing import (
     Answer,
     Hold,
@@ -37,6 +34,7 @@ from trio_gateway.testing import (
 from trio_gateway.units import MiB
 
 LIMIT = 30.0  # seconds
+LEFT = 5000  # exchanges; their lines have more than a MiB
 POLL = 0.02  # seconds; a thread or another process is waited for, which no event tells of
 
 
@@ -137,12 +135,8 @@ async def test_a_database_that_is_away_is_not_noticed_by_requests(tmp_path: Path
 
 
 async def test_a_full_journal_refuses_what_is_new_until_the_database_is_back(tmp_path: Path) -> None:
-    left = [
-        frame(accepted_line(make_request(exchange_id=f"x{number}"), "gw-1", "before", time.time()))
-        for number in range(5000)
-    ]
     (tmp_path / "journal").mkdir()
-    (tmp_path / "journal" / "0000000001.journal").write_bytes(b"".join(left))
+    (tmp_path / "journal" / "0000000001.journal").write_bytes(make_journal(LEFT, "gw-1"))
     database = {"url": "sqlite:///later/records.db", "journal_bytes": MiB, "gateway_id": "gw-1"}
     async with (
         open_engine(good_answer) as engine,
@@ -159,8 +153,8 @@ async def test_a_full_journal_refuses_what_is_new_until_the_database_is_back(tmp
         await until_true(lambda: replayed(gateway))
         assert (await gateway.ask(chat_request())).status == 200
     outcomes = Counter(row["outcome"] for row in rows_at(f"sqlite:///{tmp_path / 'later' / 'records.db'}"))
-    assert outcomes == {"gateway_crashed": len(left), "completed": 1}
-    assert gateway.logged("exchanges_crashed")[0]["count"] == len(left)
+    assert outcomes == {"gateway_crashed": LEFT, "completed": 1}
+    assert gateway.logged("exchanges_crashed")[0]["count"] == LEFT
 
 
 async def test_a_journal_has_one_owner(tmp_path: Path) -> None:

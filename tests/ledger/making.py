@@ -6,6 +6,8 @@ from typing import Any
 
 from trio_gateway.contract import CHAT, Ending, InternalRequest, Outcome
 from trio_gateway.ledger import Record, Tally
+from trio_gateway.ledger._lines import frame
+from trio_gateway.ledger._rows import accepted_line
 
 
 def make_request(**changes: Any) -> InternalRequest:
@@ -30,6 +32,12 @@ def make_request(**changes: Any) -> InternalRequest:
         "tier": "batch",
     }
     return InternalRequest(**values | changes)
+
+
+def make_journal(exchanges: int, gateway_id: str) -> bytes:
+    """A segment of a journal that an earlier process left, in which so many exchanges are open."""
+    requests = (make_request(exchange_id=f"x{number}") for number in range(exchanges))
+    return b"".join(frame(accepted_line(each, gateway_id, "before", 1000.0)) for each in requests)
 
 
 def make_record(ending: Ending | None = None, tally: Tally | None = None, **changes: Any) -> Record:

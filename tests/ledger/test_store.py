@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tests.docs.pages import column
 from tests.ledger.databases import rows_at
 from tests.ledger.making import make_record, make_request
 from trio_gateway.contract import Ending, Outcome
@@ -57,6 +58,16 @@ def test_a_record_is_kept_as_it_is(url: str) -> None:
 def test_every_field_of_a_record_has_a_column() -> None:
     assert {field.name for field in dataclasses.fields(Record)} < set(COLUMNS)
     assert len(set(COLUMNS)) == len(COLUMNS)
+
+
+def test_every_column_is_a_field_of_records_or_described_beside_them(url: str) -> None:
+    write(store := Store(url), settled())
+    store.close()
+    page = "reference/records.md"
+    assert set(rows_at(url)[0]) == {
+        *column(page, "Fields", "Field"),
+        *column(page, "In the database", "Column"),
+    }
 
 
 def test_an_accepted_exchange_is_open_until_it_is_settled(url: str) -> None:

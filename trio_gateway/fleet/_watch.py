@@ -256,9 +256,7 @@ class FleetWatch:
 
             def take(data: bytes, reader: ReleaseReader = reader) -> bool:
                 for each in reader.feed(data):
-                    self._drain.released(
-                        book.worker, attempt_name(each.id, each.attempt), each.generated
-                    )
+                    self._drain.released(book.worker, attempt_name(each.id, each.attempt), each.generated)
                 return not reader.broken
 
             with contextlib.suppress(UpstreamFailed):
