@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,12 @@ import pytest
 import trio
 from typer.testing import CliRunner
 
+from bench.fleet import MODEL
 from bench.postgres import PostgresServer
 from tests.docs.pages import column
+from tests.e2e.process import process_serving
 from tests.e2e.serving import Serving, configuration, error_code, leave, serving, tenant
+from tests.e2e.test_workers_die import COMMAND, Workers
 from tests.ledger.databases import postgres as postgres
 from tests.ledger.databases import rows_at
 from tests.ledger.databases import url as url
@@ -30,6 +35,7 @@ from trio_gateway.testing import (
     error_answer,
     good_answer,
     open_engine,
+    silent_port,
 )
 from trio_gateway.units import MiB
 
@@ -201,6 +207,58 @@ async def test_postgresql_that_stops_under_load_costs_no_record(
     assert {row["exchange_id"] for row in rows} == {answer.header("x-request-id") for answer in answers}
     assert len(rows) == len(answers)
     assert {row["outcome"] for row in rows} == {"completed"}
+
+
+async def test_a_database_that_never_answers_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with silent_port() as port:
+        database = {"url": f"postgresql+psycopg://gateway@127.0.0.1:{port}/records"}
+        async with (
+            open_engine(good_answer) as engine,
+            process_serving(
+                engine, folder=tmp_path, database=database, shutdown={"readiness_delay": 0}
+            ) as gateway,
+        ):
+            with await gateway.connect() as client:
+                await client.send(chat_request())
+                assert (await client.read_to_end()).status == 200
+            gateway.send(signal.SIGTERM)
+            with trio.fail_after(LIMIT):
+                assert await gateway.exit_code() == 0
+    # What it could not tell stays in the journal, for the next start.
+    (segment,) = (tmp_path / "journal").glob("*.journal")
+    lines = segment.read_text().splitlines()
+    assert [json.loads(line[16:])["t"] for line in lines] == ["accepted", "settled"]
+
+
+async def test_an_agents_last_word_completes_the_record(tmp_path: Path) -> None:
+    (tmp_path / "join-token").write_text("0123456789abcdef")
+    url = f"sqlite:///{tmp_path / 'records.db'}"
+    sections: dict[str, Any] = {
+        "models": [{"id": MODEL}],
+        "internal": {"bind": ["127.0.0.1:0"], "join_token_file": "join-token"},
+        "database": {"url": url},
+    }
+    async with serving(folder=tmp_path, **sections) as gateway:
+        workers = Workers(gateway, tmp_path, (*COMMAND, "--simulate", "decode=100"))
+        try:
+            await workers.start("sim-1")
+            with await gateway.connect() as client:
+                await client.send(chat_request(model=MODEL, simulate={"tokens": 500}))
+                await client.read_events(4)
+                leave(client, "reset")
+                record = await gateway.settled()
+            await gateway.returned()
+            await until_true(lambda: replayed(gateway))
+            (row,) = rows_at(url)
+            await gateway.expect_nothing_left()
+        finally:
+            workers.processes["sim-1"].kill()
+            with trio.move_on_after(LIMIT, shield=True):
+                await workers.processes["sim-1"].wait()
+    assert row["outcome"] == record.outcome == "client_gone"
+    assert row["released_at"] >= row["settled_at"] - 0.001
+    assert row["usage_source"] == "engine"
+    assert 500 > row["tokens_generated"] >= (record.tokens_generated or 0) > 0
 
 
 # The command ------------------------------------------------------------------------------------------------
