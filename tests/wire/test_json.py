@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.wire.grammar import JSON_VALUES, json_objects
@@ -333,6 +333,38 @@ def test_no_infinity_is_left_of_what_python_prints(value: dict[str, Any]) -> Non
 def test_an_infinity_is_written_as_a_number(printed: bytes, written: bytes) -> None:
     assert may_hold_infinity(printed)
     assert with_finite_numbers(printed) == written
+
+
+# Whatever stands between quotes, and whatever stands together, is one piece.
+_PIECE = re.compile(rb'"(?:[^"\\]|\\.)*"?|[0-9A-Za-z_.+-]+|.', re.DOTALL)
+_PIECES = [
+    b'"',
+    b"\\",
+    b"-",
+    b"+",
+    b".",
+    b"N",
+    b"aN",
+    b"I",
+    b"nfinity",
+    b"NaN",
+    b"Infinity",
+    b"1",
+    b",",
+    b" ",
+    b"\xff",
+]
+
+
+@settings(max_examples=500)
+@given(
+    text=st.lists(st.sampled_from(_PIECES), max_size=12).map(b"".join),
+    before=st.sampled_from([b"", b"[", b"1," * 4096]),
+)
+def test_only_words_that_stand_alone_are_rewritten(text: bytes, before: bytes) -> None:
+    words = {b"-Infinity": b"-9999.0", b"Infinity": b"9999.0", b"NaN": b"null"}
+    expected = b"".join(words.get(piece, piece) for piece in _PIECE.findall(before + text))
+    assert with_finite_numbers(before + text) == expected
 
 
 def test_an_event_whose_string_has_no_end_is_looked_at_once() -> None:
