@@ -147,9 +147,11 @@ def test_what_an_engine_says_when_it_lets_go_completes_the_record(
     (row,) = rows_at(url)
     assert row["released_at"] == NOVEMBER + 5
     assert (row["tokens_generated"], row["usage_source"]) == kept
-    write(store, released(generated=99))
-    write(store, line)
+    write(store, {**released(generated=said), "released_at": NOVEMBER + 6})
+    write(store, released(generated=None), line)
     assert rows_at(url) == [row]
+    write(store, released(generated=99))
+    assert rows_at(url) == [row | {"tokens_generated": 99, "usage_source": "engine"}]
     store.close()
 
 

@@ -11,14 +11,17 @@ import itertools
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
 from ..contract import Worker
 
-MOST_EARLY: Final = 1024  # releases that are remembered until their attempt may drain
+MOST_KNOWN: Final = 1024  # attempts that are remembered while one of two words on them is missing
 ON_THE_WAY: Final = 1.0  # seconds that an attempt, its cancel, or a report may be on their way
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True, eq=False)
@@ -35,13 +38,19 @@ def _tell_nobody(*_: object) -> None:
     """Nobody listens."""
 
 
+def _remember(known: dict[str, _T], attempt_id: str, what: _T) -> None:
+    known[attempt_id] = what
+    if len(known) > MOST_KNOWN:
+        del known[next(iter(known))]
+
+
 class DrainKeeper:
     """Gives each lease back when its engine let go, or its time is up. `run` is one task of the gateway.
 
     Args:
         idle: told worker, seconds since the attempt was over, and whether the worker confirmed it.
         let_go: told the id of an attempt whose worker confirmed it, and how many tokens had been
-            generated, if it said so.
+            generated; without that number if it is not known yet, and once more when it is.
     """
 
     def __init__(
@@ -54,7 +63,9 @@ class DrainKeeper:
         self._due: list[tuple[float, int, _Draining]] = []
         self._of_worker: dict[Worker, dict[str, _Draining]] = {}
         self._order = itertools.count()
+        # Attempts of which an agent told that did not drain, and those that went without its telling.
         self._early: dict[str, int | None] = {}
+        self._untold: dict[str, None] = {}
         self._nap: trio.CancelScope | None = None
 
     def keep(self, worker: Worker, attempt_id: str, give_back: Callable[[], None]) -> None:
@@ -74,14 +85,18 @@ class DrainKeeper:
     def released(self, worker: Worker, attempt_id: str, generated: int | None = None) -> None:
         """The worker confirmed that its engine let go of an attempt, after so many tokens."""
         draining = self._of_worker.get(worker, {}).get(attempt_id)
-        if draining is None:
-            # Agents tell of every attempt. This one may just be ending here too, and ask what was made.
-            self._early[attempt_id] = generated
-            if len(self._early) > MOST_EARLY:
-                del self._early[next(iter(self._early))]
-        elif not draining.over:
+        if draining is not None:
             self._end(draining, confirmed=True)
-            self._let_go(attempt_id, draining.generated if generated is None else generated)
+            known = draining.generated if generated is None else generated
+            self._let_go(attempt_id, known)
+            if known is None:
+                _remember(self._untold, attempt_id, None)
+        elif attempt_id in self._untold:
+            del self._untold[attempt_id]
+            self._let_go(attempt_id, generated)
+        else:
+            # Agents tell of every attempt. This one may just be ending here too, and ask what was made.
+            _remember(self._early, attempt_id, generated)
 
     def released_all(self, worker: Worker) -> None:
         """The worker's process is gone, and everything in it."""
@@ -101,7 +116,10 @@ class DrainKeeper:
                 await trio.sleep_forever()
             self._nap = None
             while self._due and self._due[0][0] <= trio.current_time():
-                self._end(heapq.heappop(self._due)[2], confirmed=False)
+                draining = heapq.heappop(self._due)[2]
+                if not draining.over:
+                    self._end(draining, confirmed=False)
+                    _remember(self._untold, draining.attempt_id, None)
 
     def _end(self, draining: _Draining, *, confirmed: bool) -> None:
         if draining.over:

@@ -92,7 +92,7 @@ class StorePort(Protocol):
             accepted: with `IDENTITY`; they change nothing that is there.
             settled: with `COLUMNS`; they change what is open or was taken for crashed.
             released: with the values of `release_line`; they change a settled exchange whose last attempt
-                this was, once.
+                this was; the first moment and the most tokens count.
 
         Raises:
             RowsRefused: and nothing is written.

@@ -284,10 +284,9 @@ def _release() -> sa.Update:
         .where(
             table.exchange_id == sa.bindparam("the_exchange_id"),
             table.attempts == sa.bindparam("the_attempt"),
-            table.released_at.is_(None),
         )
         .values(
-            released_at=sa.bindparam("the_released_at"),
+            released_at=sa.func.coalesce(table.released_at, sa.bindparam("the_released_at", type_=sa.Double)),
             tokens_generated=sa.case((known, table.tokens_generated), else_=generated),
             usage_source=sa.case((generated.is_(None), table.usage_source), else_="engine"),
         )
