@@ -282,6 +282,18 @@ async def test_of_those_that_left_only_so_many_are_remembered(
     assert told == [409, 200, 409, 409]
 
 
+async def test_of_the_names_that_nobody_reports_any_more_only_so_many_are_known(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_gateway.fleet._registry.MOST_NAMES_GONE", 3)
+    gateway = Gateway()
+    await gateway.register(worker_id="other", models=["kept"])
+    for number in (1, 2, 3, 1, 4, 5):  # the first is the second to have been reported, the last time
+        await gateway.register(models=[f"m{number}", "now"])
+        await trio.sleep(0.1)
+    assert sorted(gateway.fleet.models) == ["kept", "m1", "m3", "m4", "m5", "now"]
+
+
 async def test_two_that_register_at_once_do_not_pass_each_other(autojump_clock: MockClock) -> None:
     """The younger one was faster; the older one was still asking for its address."""
     slow = trio.Event()

@@ -18,6 +18,7 @@ from ._outage import Outage
 from ._snapshot import Snapshot, Source
 
 REMEMBERED: Final = 3600.0  # seconds that a name is known after the last worker that reported it
+MOST_NAMES_GONE: Final = 10_000  # names that are known though nobody reports them any more
 KEYED_FROM: Final = 2048  # bytes of a body below which no worker's cache is worth a detour
 FRESH: Final = 0.02  # seconds; how old news may be by which the last attempt of an exchange is placed
 _RECENT: Final = 0.05  # weight of the newest request in what is usual
@@ -153,10 +154,17 @@ class Fleet:
             # From now on, for those too that nobody reports any more since this moment.
             self._known |= dict.fromkeys(sorted(before | self._reported), now + REMEMBERED)
             self._known = {name: until for name, until in self._known.items() if until > now}
+            self._forget_names()
             self.models = {name: self.models.get(name, Route(name, name)) for name in self._known}
         self.routes = {
             name: route for route in self.models.values() for name in (route.model, *route.aliases)
         }
+
+    def _forget_names(self) -> None:
+        """Keep a bounded number of the names that nobody reports any more, the latest of them."""
+        gone = [name for name in self._known if name not in self._reported]
+        for name in sorted(gone, key=self._known.__getitem__)[: max(len(gone) - MOST_NAMES_GONE, 0)]:
+            del self._known[name]
 
     # -- models
 
