@@ -46,7 +46,7 @@ from ..simulation import SAMPLED, Arrival, Gateway, Policy, Result, Setting, Sim
 
 PEAK_TOLERANCE: Final = 0.07  # of the simulated peak-to-mean
 LOAD_TOLERANCE: Final = 0.05  # of the simulated mean load
-HITS_TOLERANCE: Final = 0.15  # of the simulated hit rate: there whole prefixes go, here blocks, as answers need them
+HITS_TOLERANCE: Final = 0.15  # of the simulated hit rate: whole prefixes go there, blocks here
 HIT_GAIN: Final = 2.0  # times the hit rate without affinity
 MOST_PEAK: Final = 1.3  # times the mean
 
