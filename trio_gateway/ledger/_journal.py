@@ -201,8 +201,12 @@ class Journal:
             self._retired.popleft()
             os.close(descriptor)
         if self._unsynced and self._file is not None:
-            self._unsynced = False
-            os.fdatasync(self._file)
+            self._unsynced = False  # before: what is written meanwhile may miss it
+            try:
+                os.fdatasync(self._file)
+            except OSError:
+                self._unsynced = True
+                raise
 
     def _sync_folder(self) -> None:
         descriptor = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 REPLAY_INTERVAL: Final = 0.5  # seconds
 LONGEST_PAUSE: Final = 5.0  # seconds between two tries at a database that is away
 CLOSE_LIMIT: Final = 2.0  # seconds for each thread; what is not replayed by then, the next start replays
+_NOTHING: Final[list[bytes]] = []
 ROOM_AGAIN: Final = 5.0  # seconds, told to whom is turned away for want of room in the journal
 
 
@@ -79,6 +80,8 @@ class Ledger:
         self._journal = Journal(settings.journal, settings.journal_bytes, settings.gateway_id)
         self._replay: Replay | None = None
         self._unwritten: Final = deque[bytes]()
+        # Accepted and not settled, with what agents already said of them: it completes a settled row.
+        self._open: dict[str, list[bytes]] = {}
         self._refused = 0
         self._trouble: str | None = None
         self._alarm: str | None = None
@@ -126,6 +129,7 @@ class Ledger:
         if journal.has_room and journal.append(
             accepted_line(request, journal.gateway_id, self._boot_id, arrived_at)
         ):
+            self._open[request.exchange_id] = _NOTHING
             return
         self._refused += 1
         message = "requests can not be recorded at the moment"
@@ -138,15 +142,21 @@ class Ledger:
         if not self._journal.append(line):
             # No more than run when the disk fails: without the journal nothing is accepted.
             self._unwritten.append(line)
+        for early in self._open.pop(record.exchange_id, _NOTHING):
+            self._journal.append(early)
 
     def release(self, attempt_id: str, released_at: float, generated: int | None) -> None:
-        """Note that the engine has let go of an attempt after its exchange was over. Never raises.
+        """Note that the engine has let go of an attempt that was over before. Never raises.
 
         Args:
             released_at: by the wall clock.
             generated: tokens that the engine had made, if it said so.
         """
-        self._journal.append(release_line(attempt_id, released_at, generated))
+        line, exchange_id = release_line(attempt_id, released_at, generated), attempt_id.rpartition("-")[0]
+        if exchange_id in self._open:
+            self._open[exchange_id] = [*self._open[exchange_id], line]
+        else:
+            self._journal.append(line)
 
     def statistics(self) -> dict[str, Any]:
         """Answer the figures of this moment."""
@@ -156,7 +166,7 @@ class Ledger:
             "journal_bytes": journal.size,
             "journal_limit": journal.limit,
             "segments": len(journal.segments),
-            "behind_bytes": journal.size - (replay.ahead if replay else 0),
+            "behind_bytes": max(journal.size - (replay.ahead if replay else 0), 0),
             "replayed": replay.replayed if replay else 0,
             "damaged": replay.damaged if replay else 0,
             "rejected": replay.rejected if replay else 0,
@@ -223,8 +233,8 @@ class Ledger:
             return
         else:
             return
-        if alarm == self._alarm:
-            return
+        if alarm == self._alarm or (alarm == "journal_growing" and self._alarm == "journal_full"):
+            return  # told, or it shrinks
         self._alarm = alarm
         if alarm == "journal_unwritable":
             self._log.write("error", "journal_unwritable", reason=journal.failure)

@@ -8,6 +8,7 @@ open or was taken for crashed.
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -296,8 +297,9 @@ def _release() -> sa.Update:
 def _prepare_sqlite(connection: Any, _: object) -> None:
     connection.isolation_level = None  # the driver's own idea of transactions leaves some statements out
     # A segment of the journal is deleted once it is committed here: FULL, or loss of power loses both.
-    for pragma in ("journal_mode = WAL", "synchronous = FULL"):
-        connection.execute(f"PRAGMA {pragma}").close()
+    connection.execute("PRAGMA synchronous = FULL").close()
+    with contextlib.suppress(sqlite3.OperationalError):  # locked: another gateway is doing the same
+        connection.execute("PRAGMA journal_mode = WAL").close()
 
 
 def _begin_at_once(connection: sa.Connection) -> None:
