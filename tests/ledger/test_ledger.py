@@ -129,3 +129,14 @@ def test_a_driver_that_is_not_installed_is_told_at_the_start(
     with pytest.raises(OSError, match=r"trio-gateway\[postgres\]"):
         Ledger(settings, "b1", Told()).open()
     assert not (tmp_path / "journal").exists()
+
+
+def test_a_word_that_comes_before_the_settlement_completes_it_all_the_same(tmp_path: Path) -> None:
+    with running(tmp_path) as (ledger, _):
+        ledger.accept(make_request(exchange_id="x1"), 1000.0)
+        ledger.release("x1-01", 1001.0, 5)  # of an attempt that was not the last
+        ledger.release("x1-02", 1002.0, 7)
+        eventually(lambda: ledger.statistics()["behind_bytes"] == 0)
+        ledger.settle(dataclasses.replace(make_record(exchange_id="x1"), attempts=2))
+    (row,) = rows_at(f"sqlite:///{tmp_path / 'records.db'}")
+    assert (row["tokens_generated"], row["usage_source"], row["released_at"]) == (7, "engine", 1002.0)
