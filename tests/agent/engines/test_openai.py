@@ -251,6 +251,25 @@ async def test_cancelling_wakes_whoever_reads(autojump_clock: MockClock) -> None
         assert (await stream.wait_released()).generated == 0
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_a_request_whose_reader_was_cancelled_is_let_go_of_when_it_is_cancelled(
+    at_once: bool, autojump_clock: MockClock
+) -> None:
+    async with behind([Head(), Hold()]) as (engine, server):
+        stream = await engine.open(work())
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.receive)
+                await trio.testing.wait_all_tasks_blocked()
+                if at_once:
+                    stream.cancel()
+                scope.cancel()
+        stream.cancel()
+        with trio.fail_after(5):
+            assert (await stream.wait_released()).generated == 0
+            await server.requests[0].closed.wait()
+
+
 async def test_a_request_that_is_given_up_while_it_is_sent_counts_for_the_grace(
     autojump_clock: MockClock,
 ) -> None:

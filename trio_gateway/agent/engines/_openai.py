@@ -325,12 +325,14 @@ class OpenAIStream:
     async def receive(self) -> EngineRecord | None:
         """See EngineStream."""
         await trio.lowlevel.checkpoint()
-        with trio.CancelScope() as self._reading:
-            while not self._records and not self._closed.is_set():
-                await self._read_more()
-        self._reading = None
-        if self._cancelled:
-            self._close()
+        try:
+            with trio.CancelScope() as self._reading:
+                while not self._records and not self._closed.is_set():
+                    await self._read_more()
+        finally:  # also where whoever reads was cancelled from outside
+            self._reading = None
+            if self._cancelled:
+                self._close()
         if not self._records:
             return None
         record = self._records.popleft()
