@@ -13,12 +13,14 @@ from trio.testing import MockClock
 
 from tests.exchange.rig import Rig, error_of, is_whole, rigged, text_of
 from trio_gateway.contract import (
+    CHAT,
     COMPLETIONS,
     EMBEDDINGS,
     MESSAGES,
     RESPONSES,
     TRANSCRIPTIONS,
     InternalRequest,
+    Operation,
     Worker,
 )
 from trio_gateway.testing import (
@@ -205,6 +207,19 @@ async def test_a_text_is_passed_as_its_type(autojump_clock: MockClock) -> None:
         assert running.client.head is not None
         assert running.client.head.content_type == "text/vtt"
         assert bytes(running.client.received).decode() == "WEBVTT\n\n00:00 é"
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind"),
+    [(CHAT, "text/plain"), (EMBEDDINGS, "text/html"), (TRANSCRIPTIONS, "text/event-stream")],
+)
+async def test_a_text_that_nobody_asked_for_is_a_fault(
+    operation: Operation, kind: str, autojump_clock: MockClock
+) -> None:
+    async with rigged(agent_result("half of it", content_type=kind), workers=agents("w1")) as rig:
+        running = await rig.run(buffered(operation=operation))
+        assert running.client.problem is not None
+        assert (running.client.problem.status, running.client.problem.code) == (502, "engine_protocol_error")
 
 
 async def test_the_public_name_stands_in_every_answer(autojump_clock: MockClock) -> None:

@@ -221,9 +221,15 @@ class Attempt:
             return await self._pump(answer, worker) if kind == wanted else _retry.WRONG_TYPE
         if kind == b"application/json":
             return await self._collect(answer, worker)
-        if self._request.form is not None and kind.startswith(b"text/") and kind != b"text/event-stream":
-            return await self._collect(answer, worker, text_type=kind.decode("latin-1"))
+        text_type = kind.decode("latin-1")
+        if self._takes_text(text_type):
+            return await self._collect(answer, worker, text_type)
         return _retry.WRONG_TYPE
+
+    def _takes_text(self, kind: str) -> bool:
+        """Whether an answer of this media type, which nobody can judge, is one that was asked for."""
+        multipart = self._request.operation.multipart
+        return multipart and kind.startswith("text/") and kind != "text/event-stream"
 
     async def _read_error(self, answer: EngineAnswer, worker: Worker) -> Failure:
         """Judge an error by its status and as much of its body as comes in time."""
@@ -295,8 +301,11 @@ class Attempt:
             if records.result.status != 200:
                 secrets = _retry.secrets_of(worker)
                 return _retry.of_error(read_error(records.body, records.result.status, secrets))
+            text_type = records.result.content_type or None
+            if text_type is not None and not self._takes_text(text_type):
+                return _retry.WRONG_TYPE
             try:
-                body, text_type = records.body, records.result.content_type or None
+                body = records.body
                 judged = (body, None) if text_type else await self._judge(body, worker)
             except (ValueError, EngineProtocolError):
                 return _retry.CUT
