@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from trio_gateway.admission import Admission, AdmissionLimits, Lease, TenantShare, Ticket
 from trio_gateway.contract import Rejection
 from trio_gateway.errors import Problem, Refused
+from trio_gateway.fleet import Fleet, Route
 from trio_gateway.testing import WorkerSet, make_request, make_worker
 from trio_gateway.units import MiB
 
@@ -804,3 +805,22 @@ async def test_a_tenant_at_its_own_bound_holds_nobody_up_and_comes_again(autojum
     assert not second.waiting
     for ticket in (second, third):
         ticket.leave()
+
+
+async def test_tiers_come_in_order_after_workers_joined_two_pools(autojump_clock: MockClock) -> None:
+    routes = (Route("A", "A", ("a", "both")), Route("B", "B", ("b", "both")))
+    fleet = Fleet([make_worker("b", slots=1), make_worker("a", slots=1)], routes, trio.current_time)
+    shares = {"tenant": TenantShare(None, 100)}
+    admission = Admission(fleet, limits(), shares, lambda *_: None, lambda: 0.5)
+
+    def enter(tier: str) -> Ticket:
+        return admission.enter(make_request(model="B", tenant="tenant", tier=tier))
+
+    lease = await enter("standard").wait()
+    batch = [enter("batch") for _ in range(2)]
+    fleet.add(make_worker("both", slots=1, labels=frozenset({"both"})))  # places one; the pools are one
+    assert [ticket.waiting for ticket in batch] == [False, True]
+    interactive = enter("interactive")
+    assert interactive.pool == batch[1].pool == "A"
+    lease.release()
+    assert [ticket.waiting for ticket in (interactive, batch[1])] == [False, True]

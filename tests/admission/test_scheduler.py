@@ -183,6 +183,18 @@ def test_who_was_sent_back_stands_in_front_again() -> None:
     assert order(queue) == [1, 2, 3]
 
 
+def test_who_waits_for_a_model_follows_it_to_another_pool_and_gets_no_younger() -> None:
+    queue = scheduler()
+    for number, model in enumerate(("m1", "m2", "m1"), 1):
+        queue.add(Waiting("a", model, number), 0.0)
+    queue.move("m1", "pool of m2")
+    queue.move("m1", "pool of m2")
+    queue.move("nobody's", "pool of m2")
+    assert (queue.pools(), order(queue, "pool of m2")) == (["pool of m2"], [1, 3, 2])
+    queue.promote(PROMOTE_AFTER)
+    assert queue.depths() == [3, 0, 0]
+
+
 def test_a_full_model_does_not_stand_in_the_line_of_another() -> None:
     queue = scheduler()
     for number, model in enumerate(("m1", "m1", "m2", "m1"), 1):

@@ -344,6 +344,7 @@ class Admission:
 
     def requeue(self, ticket: Ticket) -> None:
         """Let a sent-back exchange wait again, over the bounds if need be."""
+        ticket.pool = self.pool_of(ticket.model)
         self._add(ticket)
         self.dispatch()
 
@@ -395,12 +396,19 @@ class Admission:
         """Place whoever can be placed now, and release those for whom nothing can come in time."""
         if len(self._queue):
             self._queue.promote(trio.current_time())
+            self._follow_pools()
             for pool in self._queue.pools():
                 while self._serve(pool):
                     pass
             self._release_all_hopeless()
         if self._nap is not None:
             self._nap.deadline = min(self._nap.deadline, self._next_due())
+
+    def _follow_pools(self) -> None:
+        """Let waiters stand where their model's workers are: in a pool of the past no tier comes first."""
+        for waiter in self._queue.one_of_each_model():
+            if waiter.pool != (pool := self._slots.pool_of(waiter.model)):
+                self._queue.move(waiter.model, pool)
 
     def _serve(self, pool: str) -> bool:
         """Do one step for a pool: place a waiter, or take one out of the way; False: none is left."""

@@ -24,9 +24,10 @@ from sortedcontainers import SortedKeyList, SortedList
 
 
 class Waiter(Protocol):
-    """What the scheduler must know of one that waits; it sets ``tier`` when the waiter rises."""
+    """What the scheduler must know of one that waits; it sets ``tier`` and ``pool`` when the waiter moves."""
 
     tier: int  # 0 is the first
+    pool: str  # the workers it waits for; models that share workers share a pool
 
     @property
     def tenant(self) -> str:
@@ -35,10 +36,6 @@ class Waiter(Protocol):
     @property
     def model(self) -> str:
         """What it waits for."""
-
-    @property
-    def pool(self) -> str:
-        """The workers it waits for; models that share workers share a pool."""
 
     @property
     def number(self) -> int:
@@ -283,6 +280,14 @@ class Scheduler(Generic[W]):
                 self._leave_group(waiter)
                 waiter.tier = tier - 1
                 self._enter_group(waiter, now)
+
+    def move(self, model: str, pool: str) -> None:
+        """Let all that wait for a model wait for another pool: workers came or went. None gets younger."""
+        for waiter in tuple(self._by_model.get(model, ())):
+            if waiter.pool != pool:
+                self.group(waiter.pool, waiter.tier).remove(waiter)
+                waiter.pool = pool
+                self.group(pool, waiter.tier).add(waiter)
 
     def _enter_group(self, waiter: W, now: float) -> None:
         self.group(waiter.pool, waiter.tier).add(waiter)
