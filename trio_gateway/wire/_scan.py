@@ -27,6 +27,12 @@ WINDOW: Final = 64 * 1024  # bytes looked at in one step
 _MAX_DIGITS: Final = 4300  # of an integer: what Python's own reader takes, and so most engines
 _CUT: Final = 2  # bytes at a window's end that may belong to a number: the half of an exponent
 _MAYBE_HUGE: Final = 300  # digits; shorter ones are finite
+_STEP: Final = (
+    16 * 1024
+)  # bytes of a long string at a time: if all are escapes, each takes as long as ten others
+# One for all, since new ones by the thousand would call the collector of circles. Nobody changes them.
+_AN_OBJECT: Final[dict[str, Json]] = {}
+_AN_ARRAY: Final[list[Json]] = []
 _NAMES_IN_A_SET: Final = 16 * 1024  # a larger set takes milliseconds to grow
 
 _SPACE: Final = rb"[ \t\n\r]*+"
@@ -278,7 +284,7 @@ class _Scan:
             self._note_kind("")
         elif group == _OPEN:
             is_object = found[_OPEN] == b"{"
-            self._note_kind({} if is_object else [])
+            self._note_kind(_AN_OBJECT if is_object else _AN_ARRAY)
             return self._enter(is_object=is_object)
         elif group == _DIGITS:
             self._note_kind(self._check_number(found))
@@ -322,10 +328,10 @@ class _Scan:
 
     def _skip_long_string(self) -> None:
         """Go behind a string of any length, which begins here."""
-        body = self._body
+        body, step = self._body, min(self._window, _STEP)
         self._at += 1
         while True:
-            found = _characters.match(body, self._at, self._at + self._window)
+            found = _characters.match(body, self._at, self._at + step)
             assert found is not None
             if body.startswith(b'"', found.end()):
                 self._at = found.end() + 1
