@@ -7,7 +7,7 @@ from trio.testing import MockClock
 
 from trio_gateway.contract import Worker
 from trio_gateway.fleet import DrainKeeper
-from trio_gateway.fleet._drain import MOST_KNOWN, ON_THE_WAY
+from trio_gateway.fleet._drain import ON_THE_WAY
 from trio_gateway.testing import make_worker
 
 
@@ -177,46 +177,18 @@ async def test_giving_back_may_release_more(autojump_clock: MockClock, nursery: 
     assert told.given_back == ["first", "b-01"]
 
 
-async def test_what_a_worker_says_when_it_lets_go_is_passed_on_once(autojump_clock: MockClock) -> None:
-    told: list[tuple[str, int | None]] = []
-    keeper = DrainKeeper(let_go=lambda attempt_id, generated: told.append((attempt_id, generated)))
-    for attempt_id in ("a-01", "b-01", "c-01"):
-        keeper.keep(AGENT, attempt_id, lambda: None)
-    keeper.released(AGENT, "a-01", 7)
-    keeper.released(AGENT, "a-01", 8)
-    keeper.released(AGENT, "b-01")
-    keeper.released(AGENT, "nobody-01", 9)
-    assert told == [("a-01", 7), ("b-01", None)]
-    keeper.released(AGENT, "b-01", 5)  # its own word comes behind another sign
-    keeper.released(AGENT, "b-01", 6)
-    assert told[2:] == [("b-01", 5)]
-
-
-async def test_a_word_that_comes_after_the_grace_is_passed_on_too(
+async def test_whatever_a_worker_says_of_attempts_is_passed_on(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     told: list[tuple[str, int | None]] = []
     keeper = DrainKeeper(let_go=lambda attempt_id, generated: told.append((attempt_id, generated)))
     nursery.start_soon(keeper.run)
-    keeper.keep(AGENT, "a-01", lambda: None)
-    await trio.sleep(6)
-    assert not told
-    keeper.released(AGENT, "a-01", 7)
-    keeper.released(AGENT, "a-01", 7)
-    assert told == [("a-01", 7)]
-
-
-async def test_what_a_worker_said_before_the_attempt_was_over_here_counts_when_it_is_known_to_be_gone(
-    autojump_clock: MockClock,
-) -> None:
-    told: list[tuple[str, int | None]] = []
-    keeper = DrainKeeper(let_go=lambda attempt_id, generated: told.append((attempt_id, generated)))
-    keeper.released(AGENT, "forgotten-01", 1)
-    for number in range(MOST_KNOWN - 1):
-        keeper.released(AGENT, f"x{number}-01", 2)
-    keeper.released(AGENT, "a-01", 7)
-    for attempt_id in ("forgotten-01", "a-01"):
+    for attempt_id in ("a-01", "b-01", "late-01"):
         keeper.keep(AGENT, attempt_id, lambda: None)
+    keeper.released(AGENT, "a-01", 7)
+    keeper.released(AGENT, "never-drained-01", 9)
     await trio.sleep(ON_THE_WAY + 0.1)
-    keeper.listed(AGENT, [])
-    assert told == [("forgotten-01", None), ("a-01", 7)]
+    keeper.listed(AGENT, ["late-01"])
+    await trio.sleep(10)  # its grace
+    keeper.released(AGENT, "late-01", 3)
+    assert told == [("a-01", 7), ("never-drained-01", 9), ("b-01", None), ("late-01", 3)]

@@ -16,6 +16,7 @@ from tests.ledger.databases import rows_at
 from tests.ledger.making import make_record, make_request
 from trio_gateway.errors import Refused
 from trio_gateway.ledger import Ledger, LedgerSettings
+from trio_gateway.ledger._ledger import MOST_CUT
 from trio_gateway.units import KiB
 
 LIMIT = 20.0  # seconds
@@ -137,6 +138,32 @@ def test_a_word_that_comes_before_the_settlement_completes_it_all_the_same(tmp_p
         ledger.release("x1-01", 1001.0, 5)  # of an attempt that was not the last
         ledger.release("x1-02", 1002.0, 7)
         eventually(lambda: ledger.statistics()["behind_bytes"] == 0)
-        ledger.settle(dataclasses.replace(make_record(exchange_id="x1"), attempts=2))
+        ledger.settle(dataclasses.replace(make_record(exchange_id="x1"), attempts=2, outcome="client_gone"))
     (row,) = rows_at(f"sqlite:///{tmp_path / 'records.db'}")
     assert (row["tokens_generated"], row["usage_source"], row["released_at"]) == (7, "engine", 1002.0)
+
+
+def test_a_word_on_what_was_completed_or_is_not_known_is_not_kept(tmp_path: Path) -> None:
+    with running(tmp_path) as (ledger, _):
+        ledger.accept(make_request(exchange_id="x1"), 1000.0)
+        ledger.release("x1-01", 1001.0, 7)
+        ledger.settle(dataclasses.replace(make_record(exchange_id="x1"), attempts=1))
+        size = ledger.statistics()["journal_bytes"]
+        ledger.release("x1-01", 1001.0, 7)
+        ledger.release("nobody-01", 1001.0, 7)
+        assert ledger.statistics()["journal_bytes"] == size
+    (row,) = rows_at(f"sqlite:///{tmp_path / 'records.db'}")
+    assert (row["released_at"], row["usage_source"]) == (None, "none")
+
+
+def test_words_on_the_latest_exchanges_are_waited_for(tmp_path: Path) -> None:
+    with running(tmp_path, limit=64 * 1024 * KiB) as (ledger, _):
+        for number in range(MOST_CUT + 1):
+            ledger.accept(make_request(exchange_id=f"x{number}"), 1000.0)
+            record = make_record(exchange_id=f"x{number}")
+            ledger.settle(dataclasses.replace(record, attempts=1, outcome="client_gone"))
+        size = ledger.statistics()["journal_bytes"]
+        ledger.release("x0-01", 1001.0, 7)
+        assert ledger.statistics()["journal_bytes"] == size
+        ledger.release("x1-01", 1001.0, 7)
+        assert ledger.statistics()["journal_bytes"] > size

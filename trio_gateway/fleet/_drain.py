@@ -11,17 +11,13 @@ import itertools
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 import trio
 
 from ..contract import Worker
 
-MOST_KNOWN: Final = 1024  # attempts that are remembered while one of two words on them is missing
 ON_THE_WAY: Final = 1.0  # seconds that an attempt, its cancel, or a report may be on their way
-
-
-_T = TypeVar("_T")
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +26,6 @@ class _Draining:
     attempt_id: str
     since: float
     give_back: Callable[[], None]
-    generated: int | None
     over: bool = False
 
 
@@ -38,19 +33,13 @@ def _tell_nobody(*_: object) -> None:
     """Nobody listens."""
 
 
-def _remember(known: dict[str, _T], attempt_id: str, what: _T) -> None:
-    known[attempt_id] = what
-    if len(known) > MOST_KNOWN:
-        del known[next(iter(known))]
-
-
 class DrainKeeper:
     """Gives each lease back when its engine let go, or its time is up. `run` is one task of the gateway.
 
     Args:
         idle: told worker, seconds since the attempt was over, and whether the worker confirmed it.
-        let_go: told the id of an attempt whose worker confirmed it, and how many tokens had been
-            generated; without that number if it is not known yet, and once more when it is.
+        let_go: told the id of every attempt that a worker has let go of, whether it drained here or not,
+            and how many tokens had been generated, if it said so.
     """
 
     def __init__(
@@ -63,15 +52,12 @@ class DrainKeeper:
         self._due: list[tuple[float, int, _Draining]] = []
         self._of_worker: dict[Worker, dict[str, _Draining]] = {}
         self._order = itertools.count()
-        # Attempts of which an agent told that did not drain, and those that went without its telling.
-        self._early: dict[str, int | None] = {}
-        self._untold: dict[str, None] = {}
         self._nap: trio.CancelScope | None = None
 
     def keep(self, worker: Worker, attempt_id: str, give_back: Callable[[], None]) -> None:
         """Call ``give_back`` once, after the worker's ``cancel_grace`` at the latest; never waits."""
         now = trio.current_time()
-        draining = _Draining(worker, attempt_id, now, give_back, self._early.pop(attempt_id, None))
+        draining = _Draining(worker, attempt_id, now, give_back)
         self._of_worker.setdefault(worker, {})[attempt_id] = draining
         heapq.heappush(self._due, (now + worker.cancel_grace, next(self._order), draining))
         if self._nap is not None and self._due[0][0] < self._nap.deadline:
@@ -87,16 +73,7 @@ class DrainKeeper:
         draining = self._of_worker.get(worker, {}).get(attempt_id)
         if draining is not None:
             self._end(draining, confirmed=True)
-            known = draining.generated if generated is None else generated
-            self._let_go(attempt_id, known)
-            if known is None:
-                _remember(self._untold, attempt_id, None)
-        elif attempt_id in self._untold:
-            del self._untold[attempt_id]
-            self._let_go(attempt_id, generated)
-        else:
-            # Agents tell of every attempt. This one may just be ending here too, and ask what was made.
-            _remember(self._early, attempt_id, generated)
+        self._let_go(attempt_id, generated)
 
     def released_all(self, worker: Worker) -> None:
         """The worker's process is gone, and everything in it."""
@@ -116,10 +93,7 @@ class DrainKeeper:
                 await trio.sleep_forever()
             self._nap = None
             while self._due and self._due[0][0] <= trio.current_time():
-                draining = heapq.heappop(self._due)[2]
-                if not draining.over:
-                    self._end(draining, confirmed=False)
-                    _remember(self._untold, draining.attempt_id, None)
+                self._end(heapq.heappop(self._due)[2], confirmed=False)
 
     def _end(self, draining: _Draining, *, confirmed: bool) -> None:
         if draining.over:

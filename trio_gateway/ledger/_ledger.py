@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..contract import InternalRequest
+from ..contract import InternalRequest, Outcome
 from ..errors import Problem, Refused
 from ._journal import Journal
 from ._record import Record
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 REPLAY_INTERVAL: Final = 0.5  # seconds
 LONGEST_PAUSE: Final = 5.0  # seconds between two tries at a database that is away
 CLOSE_LIMIT: Final = 2.0  # seconds for each thread; what is not replayed by then, the next start replays
+MOST_CUT: Final = 4096  # exchanges, of which an agent's last word may still come
 _NOTHING: Final[list[bytes]] = []
 ROOM_AGAIN: Final = 5.0  # seconds, told to whom is turned away for want of room in the journal
 
@@ -82,6 +83,8 @@ class Ledger:
         self._unwritten: Final = deque[bytes]()
         # Accepted and not settled, with what agents already said of them: it completes a settled row.
         self._open: dict[str, list[bytes]] = {}
+        # Settled before their end, so that an agent's last word may say more than was known.
+        self._cut: dict[str, None] = {}
         self._refused = 0
         self._trouble: str | None = None
         self._alarm: str | None = None
@@ -142,21 +145,28 @@ class Ledger:
         if not self._journal.append(line):
             # No more than run when the disk fails: without the journal nothing is accepted.
             self._unwritten.append(line)
-        for early in self._open.pop(record.exchange_id, _NOTHING):
-            self._journal.append(early)
+        early = self._open.pop(record.exchange_id, _NOTHING)
+        if record.outcome == Outcome.COMPLETED:
+            return
+        for line in early:
+            self._journal.append(line)
+        self._cut[record.exchange_id] = None
+        if len(self._cut) > MOST_CUT:
+            del self._cut[next(iter(self._cut))]
 
     def release(self, attempt_id: str, released_at: float, generated: int | None) -> None:
-        """Note that the engine has let go of an attempt that was over before. Never raises.
+        """Note that an engine has let go of an attempt, if more may be known by that. Never raises.
 
         Args:
             released_at: by the wall clock.
             generated: tokens that the engine had made, if it said so.
         """
-        line, exchange_id = release_line(attempt_id, released_at, generated), attempt_id.rpartition("-")[0]
+        exchange_id = attempt_id.rpartition("-")[0]
         if exchange_id in self._open:
+            line = release_line(attempt_id, released_at, generated)
             self._open[exchange_id] = [*self._open[exchange_id], line]
-        else:
-            self._journal.append(line)
+        elif exchange_id in self._cut:
+            self._journal.append(release_line(attempt_id, released_at, generated))
 
     def statistics(self) -> dict[str, Any]:
         """Answer the figures of this moment."""
