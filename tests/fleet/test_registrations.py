@@ -476,6 +476,17 @@ async def test_a_heartbeat_that_does_not_list_an_attempt_says_that_it_is_over(
     assert released == ["a" * 32 + "-01", "b" * 32 + "-01"]
 
 
+async def test_an_older_heartbeat_that_comes_late_ends_nothing(autojump_clock: MockClock) -> None:
+    gateway = Gateway()
+    secret = (await gateway.register()).secret
+    released: list[str] = []
+    gateway.drain_one("a" * 32 + "-01", released)
+    await trio.sleep(2)
+    gateway.report_status(secret, seq=2, running=1, requests=[running("a" * 32)])
+    assert gateway.report_status(secret, seq=1) == 200
+    assert released == []
+
+
 async def test_a_heartbeat_without_a_list_says_it_by_running_nothing(autojump_clock: MockClock) -> None:
     gateway = Gateway()
     secret = (await gateway.register()).secret

@@ -160,8 +160,10 @@ class Registrations:
             raise Turned(409, "a younger incarnation of this worker is known")
         entry.book.expires_at = self._now() + self._settings.ttl
         status = status_of(report)
-        worker = entry.book.worker
-        if status.requests is not None or not (status.running or status.queued):
+        worker, known = entry.book.worker, entry.book.snapshot
+        whole = status.requests is not None or not (status.running or status.queued)
+        # What was told before the last news may not list what began since.
+        if whole and (status.incarnation, status.seq) >= (known.incarnation, known.seq):
             self._drain.listed(worker, status.requests or ())
         self._fleet.reported(worker, status)
 
