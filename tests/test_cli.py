@@ -155,6 +155,7 @@ def test_an_address_that_is_taken_ends_serving_with_status_1_and_one_line(
     assert ended.returncode == 1
     assert len(ended.stderr.splitlines()) == 1
     assert "in use" in ended.stderr
+    assert taken["bind"][0] in ended.stderr
 
 
 def test_a_unix_socket_in_a_folder_that_is_not_there_ends_serving_with_status_1(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ ConfigOption = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value, laid over file and environment.")
 ]
+TENANTS = "the tenant's"  # what a key has of its own only where an option says so
 CANNOT_START = 1
 USAGE_ERROR = 2
 SUPERSEDED = 3
@@ -99,9 +100,13 @@ def worker(
         typer.Option(help="File with the secret that gateways which know this worker have."),
     ] = None,
     bind: Annotated[str, typer.Option(help="host:port to listen on; port 0 is a free one.")] = "127.0.0.1:0",
-    url: Annotated[str | None, typer.Option(help="Where gateways reach it [where it listens].")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Where gateways reach it.", show_default="where it listens")
+    ] = None,
     model: Annotated[list[str] | None, typer.Option(help="Name of a model to serve; repeatable.")] = None,
-    slots: Annotated[int | None, typer.Option(min=1, help="Requests at a time [the engine's].")] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Requests at a time.", show_default="the engine's")
+    ] = None,
     label: Annotated[list[str] | None, typer.Option(help="Label for routing; repeatable.")] = None,
     upstream: Annotated[str | None, typer.Option(help="Base URL of the server behind `openai`.")] = None,
     upstream_kind: Annotated[str, typer.Option(help="Dialect of that server, as for workers.")] = "openai",
@@ -170,16 +175,23 @@ app.add_typer(keys, name="keys")
 @keys.command("create")
 def create_key(
     tenant: Annotated[str, typer.Option(help="Id of the tenant that it shall belong to.")],
-    id: Annotated[str | None, typer.Option(help="Its name in records [made up].")] = None,
-    expires: Annotated[str | None, typer.Option(help="Days such as 90d, or a date [never].")] = None,
+    id: Annotated[str | None, typer.Option(help="Its name in records.", show_default="made up")] = None,
+    expires: Annotated[
+        str | None, typer.Option(help="Days such as 90d, or a date.", show_default="never")
+    ] = None,
     models: Annotated[
-        list[str] | None, typer.Option(help="Models that it may use, with commas between [the tenant's].")
+        list[str] | None,
+        typer.Option(help="Models that it may use, with commas between.", show_default=TENANTS),
     ] = None,
     tiers: Annotated[
-        list[str] | None, typer.Option(help="Priorities that it may ask for, likewise [the tenant's].")
+        list[str] | None, typer.Option(help="Priorities that it may ask for, likewise.", show_default=TENANTS)
     ] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(help="Requests a minute [the tenant's].")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(help="Tokens a minute [the tenant's].")] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(help="Requests a minute.", show_default=TENANTS)
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Tokens a minute.", show_default=TENANTS)
+    ] = None,
 ) -> None:
     """Make a key: print it, this once, and below it the line with its hash for the configuration."""
     id_, key, stored = new_key(id)

@@ -132,6 +132,7 @@ class Gateway:
     Attributes:
         calls: method, path and body of each call, in order.
         status: what calls of a method are answered with; 200 where nothing is said.
+        reason: what it says with any status but 200; nothing if empty.
         interval: between heartbeats, as registrations are told.
     """
 
@@ -141,6 +142,7 @@ class Gateway:
         self.interval = interval
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
         self.status: dict[str, int] = {}
+        self.reason = ""
         self.address = ""
 
     def named(self, method: str) -> list[dict[str, Any]]:
@@ -163,7 +165,8 @@ class Gateway:
                 self.calls.append((head.method, head.target, json.loads(body) if body else {}))
                 status = self.status.get(head.method, 200) if shown == f"Bearer {wanted}" else 401
                 told = {"secret": self.secret, "heartbeat_interval": self.interval, "ttl": self.interval * 3}
-                await connection.respond(status, json.dumps(told).encode())
+                refused = {"error": {"message": self.reason}} if self.reason else {}
+                await connection.respond(status, json.dumps(told if status == 200 else refused).encode())
         except Gone:
             pass
         finally:

@@ -151,6 +151,17 @@ async def test_an_engine_that_still_loads_takes_nothing(autojump_clock: MockCloc
         assert (await run.answer("GET", "/readyz")).status == 200
 
 
+@pytest.mark.parametrize(
+    ("load", "told"), [(2.0, ["engine_ready"]), (9.0, ["engine_not_ready", "engine_ready"])]
+)
+async def test_an_engine_that_takes_long_to_begin_is_logged_once(
+    load: float, told: list[str], autojump_clock: MockClock
+) -> None:
+    async with running(engine(speed=Speed(load=load))) as run:
+        await trio.sleep(20)
+        assert [event for _, event, _ in run.said if event.startswith("engine_")] == told
+
+
 async def test_numbers_of_reports_grow(autojump_clock: MockClock) -> None:
     async with running(engine()) as run:
         numbers = [(await rejected(run, model="other"))[2]["seq"] for _ in range(3)]

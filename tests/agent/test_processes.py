@@ -235,6 +235,8 @@ def test_an_address_that_is_taken_says_so(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         options = ("--engine", "simulated", "--id", "a", "--secret-file", str(secret))
-        status, why = refused(*options, "--bind", f"127.0.0.1:{taken.getsockname()[1]}")
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        status, why = refused(*options, "--bind", address)
     assert status == 1
     assert "in use" in why
+    assert address in why

@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import httpx  # noqa: ASYNC127 - the constraints pin it
 import pytest
 import trio
 from trio.testing import MockClock
 
 from tests.agent.rig import SECRET, Gateway, Running, gateways, records, running
 from trio_gateway.agent import HowEnded
-from trio_gateway.agent._register import Registrar, Superseded
+from trio_gateway.agent._register import Registrar, Superseded, _reason
 from trio_gateway.agent.engines import Limits, SimulatedEngine, Speed
 from trio_gateway.testing import refusing_port, until
 from trio_gateway.wire import EngineKind, Registration, WorkerReport
@@ -196,6 +197,29 @@ async def test_a_refused_registration_is_tried_again(status: int, autojump_clock
         gateway.status.clear()
         await beats(gateway, 1)
         assert run.events("not_registered")[0]["detail"] == f"status {status}"
+
+
+async def test_why_a_registration_was_refused_is_logged(autojump_clock: MockClock) -> None:
+    gateway = Gateway()
+    gateway.status["POST"], gateway.reason = 403, "the address is not allowed" + "." * 1000
+    async with gateways(gateway), running(engine(), **joining(gateway)) as run:
+        await until(lambda: bool(run.events("not_registered")))
+        detail = run.events("not_registered")[0]["detail"]
+        assert detail.startswith("status 403: the address is not allowed..")
+        assert len(detail) < 300
+        gateway.status["POST"], gateway.reason = 409, "a worker of this name is configured"
+        await run.over.wait()
+        assert run.ended is HowEnded.SUPERSEDED
+        assert [said["detail"] for said in run.events("superseded")] == [
+            "a worker of this name is configured"
+        ]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"no", b"[]", b"\xff", b'{"error": 1}', b'{"error": {"message": 1}}', b"[" * 100_000]
+)
+def test_a_refusal_in_no_known_words_has_no_reason(body: bytes) -> None:
+    assert _reason(httpx.Response(401, content=body)) == ""
 
 
 async def test_an_old_incarnation_ends_without_signing_off(autojump_clock: MockClock) -> None:

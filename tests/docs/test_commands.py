@@ -59,6 +59,12 @@ def test_every_argument_and_option_is_described_with_its_default(name: str) -> N
             assert f"[`{DEFAULT_FILE}`]" in described[shown]
 
 
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_nothing_of_a_help_text_is_taken_for_markup_and_left_out(name: str) -> None:
+    for parameter in COMMANDS[name].params:
+        assert "[" not in (getattr(parameter, "help", None) or "")
+
+
 def test_options_without_a_command_are_described() -> None:
     options = {option for parameter in GROUP.params for option in parameter.opts}
     assert set(words(section(PAGE, "Without a command"))) == options

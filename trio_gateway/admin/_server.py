@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import h11
 import trio
-from hypercorn.config import Config
+from hypercorn.config import Config, Sockets
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
@@ -78,6 +78,18 @@ class GuardedConfig(Config):
     def __init__(self) -> None:
         super().__init__()
         self.open: set[GuardedServer] = set()
+
+    def create_sockets(self) -> Sockets:
+        """Bind the addresses.
+
+        Raises:
+            OSError: one can not be had; its ``filename`` says which.
+        """
+        try:
+            return super().create_sockets()
+        except OSError as exc:
+            # The system's own words name no address.
+            raise OSError(exc.errno, exc.strerror, ", ".join(self.bind)) from exc
 
 
 class GuardedServer(TCPServer):

@@ -28,6 +28,7 @@ from ._slots import Slots
 BACKLOG: Final = 1024
 SEND_BUFFER: Final = 64 * KiB  # bytes in the kernel beside the cap of each request
 LAST_CALLS: Final = 2.0  # seconds to sign off at all gateways
+SLOW_START: Final = 5.0  # seconds after which an engine that is not ready yet is worth a line of the log
 LINGER: Final = 0.25  # seconds in which late requests are still turned away, after signing off
 STATIC: Final = "static"  # name of gateways that know this worker from their file
 
@@ -229,8 +230,9 @@ class Agent:
     async def _keep_registered(self, registrar: Registrar) -> None:
         try:
             await registrar.run()
-        except Superseded:
-            self._say("error", "superseded", gateway=registrar.gateway, worker=self._settings.worker_id)
+        except Superseded as exc:
+            worker = self._settings.worker_id
+            self._say("error", "superseded", gateway=registrar.gateway, worker=worker, detail=str(exc))
             self._superseded = True
             if not self._drain.is_set():
                 self.drain()
@@ -245,11 +247,13 @@ class Agent:
         self._say(level, event, gateway=gateway, detail=detail)
 
     async def _tell_of_engine(self) -> None:
-        """Log when the engine begins and ceases to take work."""
-        ready = False
+        """Log when the engine begins and ceases to take work, and once that it has not begun yet."""
+        ready: bool | None = None
+        slow_at = trio.current_time() + SLOW_START
         while True:
             status = self._engine.status()
-            if status.ready is not ready:
+            told = status.ready or ready is not None or trio.current_time() >= slow_at
+            if told and status.ready is not ready:
                 ready = status.ready
                 event = "engine_ready" if ready else "engine_not_ready"
                 self._say(
@@ -276,7 +280,10 @@ class Agent:
 
 async def _listen(bind: str) -> list[trio.SocketListener]:
     host, _, port = bind.rpartition(":")
-    listeners = await trio.open_tcp_listeners(int(port), host=host.strip("[]") or None, backlog=BACKLOG)
+    try:
+        listeners = await trio.open_tcp_listeners(int(port), host=host.strip("[]") or None, backlog=BACKLOG)
+    except OSError as exc:
+        raise OSError(exc.errno, exc.strerror, bind) from exc  # the system's own words name no address
     for listener in listeners:
         sock = listener.socket
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

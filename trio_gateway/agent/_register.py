@@ -19,7 +19,7 @@ _JSON: Final = {"content-type": "application/json"}
 
 
 class Superseded(Exception):
-    """A gateway knows a younger incarnation of this worker."""
+    """A gateway wants no worker of this name from this process; the text is its reason, where it gave one."""
 
 
 class Worker(Protocol):
@@ -108,7 +108,7 @@ class Registrar:
             answer = await self._call("POST", "", write_message(registration), self._join_token)
             if answer is not None:
                 if answer.status_code == 409:
-                    raise Superseded
+                    raise Superseded(_reason(answer))
                 if answer.status_code in (200, 201):
                     try:
                         registered = read_message(answer.content, Registered)
@@ -118,7 +118,9 @@ class Registrar:
                         self._learn(self.gateway, registered.secret)
                         return registered
                 else:
-                    self._tell(self.gateway, "not_registered", f"status {answer.status_code}")
+                    reason = _reason(answer)
+                    detail = f"status {answer.status_code}" + (f": {reason}" if reason else "")
+                    self._tell(self.gateway, "not_registered", detail)
             await trio.sleep(wait)
             wait = min(wait * 2, LAST_RETRY)
 
@@ -136,7 +138,7 @@ class Registrar:
             answer = await self._call("PUT", "", body, registered.secret)
             if answer is not None:
                 if answer.status_code == 409:
-                    raise Superseded
+                    raise Superseded(_reason(answer))
                 if answer.status_code in (401, 403, 404):
                     return
             with trio.move_on_after(registered.heartbeat_interval * part):
@@ -161,3 +163,12 @@ class Registrar:
         if limit.cancelled_caught:
             self._tell(self.gateway, "gateway_unreachable", f"no answer within {CALL_LIMIT:g} s")
         return None
+
+
+def _reason(answer: httpx.Response) -> str:
+    """Answer why a gateway refused, in its own words, up to 200 characters; empty if it says nothing."""
+    try:
+        said = answer.json()["error"]["message"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    return said[:200] if isinstance(said, str) else ""

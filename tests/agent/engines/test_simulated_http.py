@@ -739,11 +739,12 @@ def test_a_kind_has_its_usual_queue(kind: str, queued: int | None) -> None:
     assert trio.run(limits, SimulatedSettings(kind=kind, max_queued=3)).max_queued == 3
 
 
-@pytest.mark.parametrize(("arguments", "status"), [(["--kind", "x"], 2), (["--bind", "192.0.2.1:0"], 1)])
+@pytest.mark.parametrize(("arguments", "status"), [(["--kind", "x"], 2), (["--bind", "192.0.2.1:9"], 1)])
 def test_a_process_that_can_not_start_says_why(arguments: list[str], status: int) -> None:
     result = CliRunner().invoke(app, ["simulate", *arguments])
     assert result.exit_code == status
     assert result.stderr.startswith("trio-gateway: ")
+    assert arguments[1] in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,12 @@ async def _serve(
     server = SimulatedServer(engine, settings.kind, metrics=settings.metrics)
     await server.wait_answering()
     host, _, port = settings.bind.rpartition(":")
-    listeners = await trio.open_tcp_listeners(int(port), host=host.strip("[]") or None)
+    try:
+        listeners = await trio.open_tcp_listeners(int(port), host=host.strip("[]") or None)
+    except OSError as exc:
+        raise OSError(
+            exc.errno, exc.strerror, settings.bind
+        ) from exc  # the system's own words name no address
     announce(json.dumps({"event": "listening", "kind": settings.kind, "url": _url(listeners[0])}))
     await server.serve(listeners)
 
