@@ -32,6 +32,15 @@ DURATION = 'must be a number of seconds or a string such as "1.5 s"'
             "admission, deadlines, retry, breaker, probes, fleet, delivery, stream, shutdown, database, "
             "log, websocket",
         ),
+        ("[log]\nLEVEL = 'info'", '2: log.LEVEL: unknown key; did you mean "level"?'),
+        (
+            "[admission.tiers.bulk]\nmax_share = 1",
+            "1: admission.tiers.bulk: unknown key; known here: interactive, standard, batch",
+        ),
+        (
+            "[admission.tiers.batches]\nmax_share = 1",
+            '1: admission.tiers.batches: unknown key; did you mean "batch"?',
+        ),
         ('[log]\n"a.b\\n" = 1', '2: log."a.b\\u000a": unknown key; known here: level, format'),
         (WORKER + "slot = 1\n" + MODEL, '5: workers.gpu-0.slot: unknown key; did you mean "slots"?'),
         (WORKER + "ca_pem = 'x'\n" + MODEL, "5: workers.gpu-0.ca_pem: unknown key; known here: id, url,"),

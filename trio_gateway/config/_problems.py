@@ -75,6 +75,7 @@ def _escaped(char: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Answer the known word that `word` was probably meant to be, or None."""
-    close = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)
-    return close[0] if close else None
+    """Answer the known word that `word` was probably meant to be, in whatever case, or None."""
+    words = {each.lower(): each for each in sorted(known)}
+    close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.6)
+    return words[close[0]] if close else None

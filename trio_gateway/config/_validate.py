@@ -125,8 +125,11 @@ def _sections() -> list[str]:
 
 
 def _keys_of(owner: type[Section] | None) -> list[str]:
-    """Name the fields that are keys of the file; those without a unit are filled in by the loader."""
-    return [name for name, field in owner.model_fields.items() if field.json_schema_extra] if owner else []
+    """Name the keys of a table: its fields that have a unit or are tables. The loader fills in the others."""
+    if owner is None:
+        return []
+    fields = owner.model_fields.items()
+    return [name for name, field in fields if field.json_schema_extra or _table_class(owner, name)]
 
 
 def _table_class(owner: type[Section] | None, key: str) -> type[Section] | None:
