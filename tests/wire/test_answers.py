@@ -305,7 +305,7 @@ def test_a_lack_of_memory_is_found_anywhere_in_an_error(text: str) -> None:
         ({"prompt_tokens": 3, "prompt_tokens_details": None}, Usage(3, None, None)),
         ({"prompt_tokens": 3, "prompt_tokens_details": {}}, Usage(3, None, None)),
         ({}, Usage()),
-        ({"prompt_tokens": 2**53}, Usage(2**53)),
+        ({"prompt_tokens": 2**31}, Usage(2**31)),
         (None, None),
         ({"completion_tokens": "5"}, None),
         ({"completion_tokens": -1}, None),
@@ -475,7 +475,7 @@ NAMED_USED = {"input_tokens": 3, "output_tokens": 2, "input_tokens_details": {"c
         (MESSAGES, {"stop_reason": "end_turn", "usage": NAMED_USED}, Usage(3, 1, 2)),
         (MESSAGES, {"stop_reason": "max_tokens", "usage": {"cache_read_input_tokens": 7}}, Usage(cached=7)),
         (MESSAGES, {"stop_reason": "x", "usage": {"output_tokens": -1, "input_tokens": True}}, Usage()),
-        (MESSAGES, {"stop_reason": "x", "usage": {"output_tokens": 2**53 + 1}}, Usage()),
+        (MESSAGES, {"stop_reason": "x", "usage": {"output_tokens": 2**31 + 1}}, Usage()),
         (MESSAGES, {"stop_reason": "x", "usage": [1]}, Usage()),
         (
             MESSAGES,

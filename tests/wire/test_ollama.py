@@ -329,7 +329,7 @@ def test_usage_is_read_always_and_said_when_it_was_asked_for() -> None:
         ({"prompt_eval_count": 3}, Usage(3, None, None)),
         ({"prompt_eval_count": -1, "eval_count": 2}, Usage(None, None, 2)),
         ({"prompt_eval_count": 3, "eval_count": True}, Usage(3, None, None)),
-        ({"prompt_eval_count": 2**53 + 1, "eval_count": 2}, Usage(None, None, 2)),
+        ({"prompt_eval_count": 2**31 + 1, "eval_count": 2}, Usage(None, None, 2)),
     ],
 )
 def test_a_count_that_is_missing_or_no_count_is_nought_for_the_client_and_unknown_to_us(

@@ -23,6 +23,7 @@ from trio_gateway.wire._worker_messages import (
     read_message,
     write_message,
 )
+from trio_gateway.wire._worker_stream import read_record
 
 MESSAGES: list[msgspec.Struct] = [
     Registration("gpu-0", 5, "http://10.0.0.1:8000", ["m/a"], 8, EngineKind("vllm", "0.9"), ["big"]),
@@ -118,3 +119,18 @@ def test_a_message_about_a_wrong_value_does_not_hold_it() -> None:
 def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"JSON|value|Expected|missing"):
         read_message(data, WorkerReport)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"t":"delta","i":0,"text":"a","n":1048577}',
+        b'{"t":"tool_call","i":0,"index":0,"arguments":"","n":1048577}',
+        b'{"t":"usage","completion_tokens":2147483649}',
+        b'{"t":"ping","generated":2147483649}',
+    ],
+)
+def test_token_counts_that_no_request_has_are_none(line: bytes) -> None:
+    """They would spoil whatever adds them up: rates, fair shares, records."""
+    with pytest.raises(ValueError, match="can not be read"):
+        read_record(line)

@@ -61,7 +61,8 @@ class EngineError:
 
 
 # Counts that no engine reaches are no counts; they would only break what adds them up.
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+MOST_TOKENS: Final = 2**31  # that a request can have; whatever is more would only spoil what adds them up
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 
 
 class _Details(msgspec.Struct):
@@ -183,7 +184,7 @@ def read_named_usage(value: dict[str, Any], holder: str, before: Usage) -> Usage
         cached = details.get("cached_tokens")
 
     def count(found: object, old: int | None) -> int | None:
-        return found if type(found) is int and 0 <= found <= 2**53 else old
+        return found if type(found) is int and 0 <= found <= MOST_TOKENS else old
 
     prompt = count(usage.get("input_tokens"), None)
     if prompt is not None:

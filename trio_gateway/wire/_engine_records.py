@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from ..contract import Operation
-from ._answers import EngineError
+from ._answers import MOST_TOKENS, EngineError
 from ._named_relay import NamedRelay
 from ._ollama import OllamaRelay
 from ._relay import StreamRelay
@@ -232,7 +232,7 @@ def _count(raw: msgspec.Raw | None) -> int | None:
         count = msgspec.json.decode(raw or b"null", type=float | None)
     except msgspec.MsgspecError:
         return None
-    return int(count) if count is not None and math.isfinite(count) and 0 <= count <= 2**53 else None
+    return int(count) if count is not None and math.isfinite(count) and 0 <= count <= MOST_TOKENS else None
 
 
 def _number(raw: msgspec.Raw | None) -> int:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from ..errors import EngineProtocolError
-from ._answers import EngineError, Usage, read_error
+from ._answers import MOST_TOKENS, EngineError, Usage, read_error
 from ._json import join_members, may_hold_infinity, with_finite_numbers
 from ._lines import LineReader
 from ._relay import StreamShape
@@ -26,7 +26,7 @@ from ._sse import DONE, receipt_comment, write_event
 # All that it says of an answer that is whole; "load" and "unload" answer requests without messages.
 # Versions before `done_reason`, and its documentation, end with `done` alone.
 _FINISHES: Final = {None: "stop", "": "stop", "stop": "stop", "length": "length"}
-_MAX_COUNT: Final = 2**53  # counts that no engine reaches are no counts
+_MAX_COUNT: Final = MOST_TOKENS
 _Raw = msgspec.Raw
 _encode = msgspec.json.Encoder().encode
 

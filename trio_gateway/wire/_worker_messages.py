@@ -16,6 +16,8 @@ PROTOCOL: Final = 1
 
 # Counts that no engine reaches are no counts; they would only break what adds them up.
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+Tokens = Annotated[int, Meta(ge=0, le=2**31)]  # no request has more, and all that adds them up is spared
+TokensOfARecord = Annotated[int, Meta(ge=0, le=2**20)]
 Choice = Annotated[int, Meta(ge=0, le=2**20)]
 
 # -- records of an answer ---------------------------------------------------------------------------------
@@ -58,7 +60,7 @@ class Delta(_Record, frozen=True, tag="delta"):
 
     i: Choice
     text: str = ""
-    n: Count = 1
+    n: TokensOfARecord = 1
     reasoning: str | UnsetType | None = UNSET
     logprobs: Raw | UnsetType = UNSET
     raw: RawFields | UnsetType = UNSET
@@ -80,7 +82,7 @@ class ToolCall(_Record, frozen=True, tag="tool_call"):
     id: str | UnsetType | None = UNSET
     name: str | UnsetType | None = UNSET
     arguments: str = ""
-    n: Count = 1
+    n: TokensOfARecord = 1
     raw: RawFields | UnsetType = UNSET
 
 
@@ -92,9 +94,9 @@ class UsageCounts(_Record, frozen=True, tag="usage"):
         details: further fields of the OpenAI usage object.
     """
 
-    prompt_tokens: Count | UnsetType | None = UNSET
-    completion_tokens: Count | UnsetType | None = UNSET
-    cached_tokens: Count | UnsetType | None = UNSET
+    prompt_tokens: Tokens | UnsetType | None = UNSET
+    completion_tokens: Tokens | UnsetType | None = UNSET
+    cached_tokens: Tokens | UnsetType | None = UNSET
     details: dict[str, Raw] | UnsetType = UNSET
 
 
@@ -152,7 +154,7 @@ class Failed(_Record, frozen=True, tag="error"):
 class Ping(_Record, frozen=True, tag="ping"):
     """Nothing to say; ``generated`` tokens so far, ``paused`` while the reader takes nothing."""
 
-    generated: Count = 0
+    generated: Tokens = 0
     paused: bool = False
 
 
@@ -226,7 +228,7 @@ class RunningRequest(msgspec.Struct, frozen=True):
 
     id: RequestId
     attempt: AttemptNumber
-    generated: Count
+    generated: Tokens
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
@@ -286,7 +288,7 @@ class ReleasedRequest(msgspec.Struct, frozen=True):
 
     id: RequestId
     attempt: AttemptNumber
-    generated: Count
+    generated: Tokens
     kv_released: bool
 
 
