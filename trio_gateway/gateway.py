@@ -130,6 +130,7 @@ class Gateway:
             trio.current_time,
             resolve,
             self._begin_watching,
+            self._note_worker,
         )
         self.named_workers: Final = NamedWorkers(
             self.fleet,

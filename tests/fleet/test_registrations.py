@@ -52,6 +52,7 @@ class Gateway:
         self.fleet = Fleet(static, routes, trio.current_time, FleetSettings(), lambda: 0.5)
         self.drain = DrainKeeper()
         self.begun: list[WorkerBook] = []
+        self.told: list[str] = []
         self.registrations = Registrations(
             self.fleet,
             self.drain,
@@ -59,6 +60,7 @@ class Gateway:
             trio.current_time,
             resolve,
             self.begun.append,
+            lambda worker, detail: self.told.append(detail),
         )
 
     async def register(self, **changes: Any) -> Registered:
@@ -501,3 +503,12 @@ async def test_a_heartbeat_without_a_list_says_it_by_running_nothing(autojump_cl
     assert released == []
     gateway.registrations.report("gpu-1", secret, WorkerReport(**{**told, "running": 0}))
     assert released == ["a" * 32 + "-01"]
+
+
+async def test_operators_are_told_of_a_worker_that_drains_and_signs_off(autojump_clock: MockClock) -> None:
+    gateway = Gateway()
+    secret = (await gateway.register()).secret
+    for seq, state in enumerate(("ready", "ready", "draining", "draining"), 1):
+        assert gateway.report_status(secret, seq=seq, state=state) == 200
+    assert gateway.remove_status(secret) == 200
+    assert gateway.told == ["it says that it is draining", "signed off"]

@@ -53,12 +53,17 @@ class _Entry:
     book: WorkerBook
 
 
+def _tell_nobody(worker: str, detail: str) -> None:
+    """Nobody listens."""
+
+
 class Registrations:
     """The registered workers of one gateway.
 
     Args:
         resolve: answers the addresses of a host name.
         begin: told of the book of each worker that is new.
+        tell: told worker and detail of what operators may want to know.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Registrations:
         now: Callable[[], float],
         resolve: Callable[[str], Awaitable[Sequence[str]]],
         begin: Callable[[WorkerBook], None],
+        tell: Callable[[str, str], None] = _tell_nobody,
     ) -> None:
         self._fleet = fleet
         self._drain = drain
@@ -76,6 +82,7 @@ class Registrations:
         self._now = now
         self._resolve = resolve
         self._begin = begin
+        self._tell = tell
         self._entries: dict[str, _Entry] = {}
         self._gone: OrderedDict[str, int] = OrderedDict()  # the last incarnation of those that were forgotten
         self._static: Final = frozenset(fleet.books)
@@ -166,6 +173,9 @@ class Registrations:
         if whole and (status.incarnation, status.seq) >= (known.incarnation, known.seq):
             self._drain.listed(worker, status.requests or ())
         self._fleet.reported(worker, status)
+        after = entry.book.snapshot.state
+        if after != known.state and "starting" not in (after, known.state):
+            self._tell(worker_id, f"it says that it is {after}")
 
     def remove(self, worker_id: str, shown: str, incarnation: int | None) -> None:
         """Place nothing more at a worker; what streams there may finish.
@@ -178,6 +188,7 @@ class Registrations:
             raise Turned(409, "a younger incarnation of this worker is known")
         self._remember(worker_id, entry)
         self._end(entry, process_gone=False)
+        self._tell(worker_id, "signed off")
 
     def recognise(self, worker_id: str, shown: str) -> None:
         """Look whether a worker is who it says.
