@@ -46,12 +46,9 @@ def test_a_worker_whose_streams_deliver_is_alive_whatever_its_probes_say() -> No
     state.event(100.0)
     state.event(99.0)
     assert state.alive(115.0)
-    assert state.changes_at(115.0) == 115.0
     assert not state.alive(115.1)
-    assert state.changes_at(115.1) is None
 
 
 def test_nothing_changes_by_time_while_it_answers() -> None:
     state = after(False, False)
     state.event(100.0)
-    assert state.changes_at(101.0) is None

@@ -66,7 +66,6 @@ def test_streams_stand_still_after_many_usual_gaps() -> None:
     assert limit == pytest.approx(TIMES * 0.5)
     assert not progress.still(last + limit)
     assert progress.still(last + limit + 0.01)
-    assert progress.still_at() == pytest.approx(last + limit)
 
 
 def test_a_short_silence_of_a_fast_worker_is_a_pause() -> None:
@@ -86,13 +85,11 @@ def test_a_worker_without_streams_does_not_stand_still() -> None:
     progress.ended("s")
     progress.ended("nobody")
     assert not progress.still(last + 1e6)
-    assert progress.still_at() is None
 
 
 def test_nothing_is_said_of_a_worker_whose_pace_is_unknown() -> None:
     progress, last = flowing(gap=0.1, events=ENOUGH - 1)
     assert not progress.still(last + 1e6)
-    assert progress.still_at() is None
 
 
 def test_events_that_are_told_together_count_each() -> None:

@@ -14,7 +14,6 @@ from trio_gateway.wire._gauges import (
     MAX_PAGE,
     Gauges,
     read_gauges,
-    read_llamacpp_properties,
     read_llamacpp_slots,
     read_sglang_loads,
 )
@@ -213,17 +212,6 @@ def test_what_is_no_list_of_slots_tells_nothing(body: bytes) -> None:
     assert read_llamacpp_slots(body) is None
 
 
-def test_llamacpp_tells_how_many_slots_it_has() -> None:
-    assert read_llamacpp_properties(b'{"total_slots":4,"n_ctx":2048}') == 4
-
-
-@pytest.mark.parametrize(
-    "body", [b"{}", b"", b'{"total_slots":0}', b'{"total_slots":-1}', b'{"total_slots":"4"}']
-)
-def test_what_is_no_number_of_slots_tells_nothing(body: bytes) -> None:
-    assert read_llamacpp_properties(body) is None
-
-
 def test_sglang_tells_the_loads_of_its_parts() -> None:
     part = {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 1, "max_running_requests": 16}
     loads = {"version": "1", "loads": [part | {"token_usage": 0.5, "gen_throughput": 9.5}, part]}
@@ -237,13 +225,11 @@ def test_what_are_no_loads_tells_nothing(body: bytes) -> None:
     assert read_sglang_loads(body) is None
 
 
-@pytest.mark.parametrize("read", [read_llamacpp_slots, read_llamacpp_properties, read_sglang_loads])
+@pytest.mark.parametrize("read", [read_llamacpp_slots, read_sglang_loads])
 def test_answers_that_are_too_long_tell_nothing(read: object) -> None:
     assert callable(read)
     body = (
-        b'[{"is_processing":true}]'
-        if read is read_llamacpp_slots
-        else b'{"total_slots":4,"loads":[{"num_running_reqs":1}]}'
+        b'[{"is_processing":true}]' if read is read_llamacpp_slots else b'{"loads":[{"num_running_reqs":1}]}'
     )
     assert read(body)
     assert read(body + b" " * MAX_PAGE) is None

@@ -41,8 +41,3 @@ class ProbeState:
     def alive(self, now: float) -> bool:
         """Whether exchanges may be placed there."""
         return self._answering or now - self._event <= self._grace
-
-    def changes_at(self, now: float) -> float | None:
-        """When streams alone no longer prove it alive; None if nothing changes by time."""
-        end = self._event + self._grace
-        return end if not self._answering and now <= end else None

@@ -83,9 +83,3 @@ class Progress:
     def still(self, now: float) -> bool:
         """Whether there are streams, and none of them made progress for longer than `limit`."""
         return bool(self._last) and now - max(self._last.values()) > self.limit
-
-    def still_at(self) -> float | None:
-        """When `still` will hold if no stream makes progress; None if it will not."""
-        if not self._last or math.isinf(self.limit):
-            return None
-        return max(self._last.values()) + self.limit

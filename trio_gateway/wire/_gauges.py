@@ -178,10 +178,6 @@ class _Slot(msgspec.Struct):
     is_processing: bool = False
 
 
-class _Properties(msgspec.Struct):
-    total_slots: int
-
-
 class _Load(msgspec.Struct):
     num_running_reqs: int | None = None
     num_waiting_reqs: int | None = None
@@ -195,7 +191,6 @@ class _Loads(msgspec.Struct):
 
 
 _read_slots = msgspec.json.Decoder(list[_Slot]).decode
-_read_properties = msgspec.json.Decoder(_Properties).decode
 _read_loads = msgspec.json.Decoder(_Loads).decode
 
 
@@ -208,17 +203,6 @@ def read_llamacpp_slots(body: bytes) -> Gauges | None:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return Gauges(running=sum(slot.is_processing for slot in slots), slots=len(slots)) if slots else None
-
-
-def read_llamacpp_properties(body: bytes) -> int | None:
-    """Read the number of slots from llama.cpp's ``/props``."""
-    if len(body) > MAX_PAGE:
-        return None
-    try:
-        slots = _read_properties(body).total_slots
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return slots if 0 < slots <= _MAX_COUNT else None
 
 
 def read_sglang_loads(body: bytes) -> Gauges | None:
