@@ -45,6 +45,8 @@ KINDS: Final = (
     "backpressure",
     "shutdown",
     "network",
+    "admission",
+    "metrics-usage",
     "secrets",
 )
 # What the runner cannot ask this gateway yet, and why; any other case that it cannot ask is a failure.
