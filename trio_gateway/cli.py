@@ -25,8 +25,9 @@ from .agent.engines import (
     serve_simulated,
 )
 from .config import ConfigurationError, Settings, explain, key_table, load_settings, parse_expiry
+from .database import StoreFailed
 from .gateway import Gateway
-from .ledger import FORMATS, StoreFailed, parse_dimensions, parse_moment, read_usage, usage_page
+from .ledger import FORMATS, parse_dimensions, parse_moment, read_usage, usage_page
 from .telemetry import Log
 from .tenancy import new_key
 

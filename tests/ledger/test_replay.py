@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from tests.ledger.databases import rows_at
 from tests.ledger.making import make_record, make_request
+from trio_gateway.database import StoreFailed
 from trio_gateway.ledger._journal import Journal
 from trio_gateway.ledger._replay import FORGET_EVERY, PIECE, Replay
-from trio_gateway.ledger._rows import Row, StoreFailed, StorePort, accepted_line, settled_line
+from trio_gateway.ledger._rows import Row, StorePort, accepted_line, settled_line
 from trio_gateway.ledger._store import Store
 from trio_gateway.units import KiB, MiB
 

@@ -14,12 +14,11 @@ from tests.docs.pages import column
 from tests.ledger.databases import rows_at
 from tests.ledger.making import make_record, make_request
 from trio_gateway.contract import Ending, Outcome
+from trio_gateway.database import RowsRefused, StoreFailed
 from trio_gateway.errors import Problem
 from trio_gateway.ledger import Record, UsageRow
 from trio_gateway.ledger._rows import (
     COLUMNS,
-    RowsRefused,
-    StoreFailed,
     accepted_line,
     read_line,
     release_line,
@@ -285,8 +284,8 @@ def test_a_database_that_is_away_is_found_again(tmp_path: Path) -> None:
 def test_sqlite_commits_to_the_disk_before_the_journal_lets_go(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'records.db'}")
     write(store, settled())
-    assert store._connection is not None
-    asked = store._connection.connection.cursor()
+    assert store._database._connection is not None
+    asked = store._database._connection.connection.cursor()
     assert asked.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert asked.execute("PRAGMA synchronous").fetchone() == (2,)
     asked.close()

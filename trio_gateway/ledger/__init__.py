@@ -9,7 +9,7 @@ from ._books import Books, conservation_errors
 from ._ledger import Ledger, LedgerSettings, read_usage
 from ._record import EventMarks, Record, Tally
 from ._replay import LogPort
-from ._rows import DIMENSIONS, GATEWAY_CRASHED, KINDS, StoreFailed, UsageRow
+from ._rows import DIMENSIONS, GATEWAY_CRASHED, KINDS, UsageRow
 from ._usage_page import FORMATS, parse_dimensions, parse_moment, usage_page
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "LedgerSettings",
     "LogPort",
     "Record",
-    "StoreFailed",
     "Tally",
     "UsageRow",
     "conservation_errors",

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..contract import InternalRequest, Outcome
+from ..database import RowsRefused, StoreFailed, open_with
 from ..errors import Problem, Refused
 from ._journal import Journal
 from ._record import Record
 from ._replay import LogPort, Replay
 from ._rows import (
-    RowsRefused,
-    StoreFailed,
     StorePort,
     UsageRow,
     accepted_line,
@@ -273,14 +272,9 @@ def open_store(url: str) -> Store:
     Raises:
         OSError: its driver is not installed.
     """
-    from ._store import Store  # SQLAlchemy takes a fifth of a second to import, and few gateways need it
+    from ._store import Store  # see `trio_gateway.database` on why here
 
-    try:
-        return Store(url)
-    except ModuleNotFoundError as error:
-        raise OSError(
-            f"the database needs the package {error.name}: install trio-gateway[postgres]"
-        ) from None
+    return open_with(lambda: Store(url))
 
 
 def read_usage(

@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from ..database import RowsRefused
 from ..units import HOURS, KiB
 from ._journal import Journal
 from ._lines import scan
-from ._rows import RowsRefused, StorePort, read_line, rows_of
+from ._rows import StorePort, read_line, rows_of
 
 PIECE: Final = 512 * KiB  # of a segment that is read at a time; about 500 records
 FORGET_EVERY: Final = 1 * HOURS

@@ -55,14 +55,6 @@ KINDS: Final = ("prompt", "cached", "generated", "delivered", "acknowledged")
 Row = Mapping[str, Any]
 
 
-class RowsRefused(Exception):
-    """The database will not take one of the rows for what it is, however often it is asked."""
-
-
-class StoreFailed(Exception):
-    """The database is away, or does not work now. The message is for logs."""
-
-
 @dataclass(frozen=True, slots=True)
 class UsageRow:
     """What the exchanges of one group used.

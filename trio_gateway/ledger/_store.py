@@ -7,30 +7,18 @@ open or was taken for crashed.
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from ..contract import Outcome
-from ._rows import COLUMNS, GATEWAY_CRASHED, IDENTITY, KINDS, Row, RowsRefused, StoreFailed, UsageRow
+from ..database.sql import Database, Steps
+from ._rows import COLUMNS, GATEWAY_CRASHED, IDENTITY, KINDS, Row, UsageRow
 
-SQLITE_PATIENCE: Final = 10.0  # seconds for another gateway's transaction
-CONNECT_LIMIT: Final = 5  # seconds
-STATEMENT_LIMIT: Final = 30_000  # milliseconds
-SILENCE_LIMIT: Final = 10_000  # milliseconds without a word from a server's kernel
-
-# What a database refuses because of the row, not of its own state: trying again is no use.
-_REFUSALS: Final = (DataError, IntegrityError, OverflowError, UnicodeError)
-_FAILURES: Final = (SQLAlchemyError, OSError)
-
-# Migrations: none is ever changed, a new one goes to the end. The types are known to both databases.
-_STEPS: Final[tuple[tuple[str, ...], ...]] = (
+_STEPS: Final[Steps] = (
     (
         """CREATE TABLE exchanges (
             exchange_id VARCHAR(64) NOT NULL PRIMARY KEY,
@@ -76,11 +64,7 @@ _STEPS: Final[tuple[tuple[str, ...], ...]] = (
 VERSION: Final = len(_STEPS)
 
 _EXCHANGES: Final = sa.table("exchanges", *map(sa.column, (*COLUMNS, "released_at")))
-_VERSIONS: Final = (
-    "CREATE TABLE IF NOT EXISTS schema_version (part VARCHAR(64) PRIMARY KEY, version INTEGER NOT NULL)"
-)
 _PART: Final = "exchanges"
-_MIGRATING: Final = 0x7472696F  # an advisory lock's number, the same for all gateways
 
 
 class _Prepared:
@@ -99,7 +83,7 @@ class _Prepared:
 
 
 class Store:
-    """One connection to the database, opened when it is first needed and again after a failure.
+    """The records in a database; see `Database`.
 
     Args:
         url: ``sqlite:///...`` or ``postgresql+psycopg://...``.
@@ -109,91 +93,19 @@ class Store:
     """
 
     def __init__(self, url: str) -> None:
-        parsed = sa.make_url(url)
-        self._dialect = parsed.get_backend_name()
-        if self._dialect == "sqlite":
-            self._engine = sa.create_engine(
-                parsed, poolclass=sa.NullPool, connect_args={"timeout": SQLITE_PATIENCE}
-            )
-            sa.event.listen(self._engine, "connect", _prepare_sqlite)
-            sa.event.listen(self._engine, "begin", _begin_at_once)
-        else:
-            options = {
-                "connect_timeout": CONNECT_LIMIT,
-                "tcp_user_timeout": SILENCE_LIMIT,
-                "options": f"-c statement_timeout={STATEMENT_LIMIT} -c lock_timeout={STATEMENT_LIMIT}",
-                "application_name": "trio-gateway",
-            }
-            wanted = {key: value for key, value in options.items() if key not in parsed.query}
-            self._engine = sa.create_engine(parsed, poolclass=sa.NullPool, connect_args=wanted)
-        make = sqlite.insert if self._dialect == "sqlite" else postgresql.insert
-        self._accept, self._settle = (_Prepared(each, self._engine.dialect) for each in _statements(make))
-        self._connection: sa.Connection | None = None
-
-    # -- connection
-
-    def _connected(self) -> sa.Connection:
-        if self._connection is None:
-            connection = self._engine.connect()
-            try:
-                self._migrate(connection)
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
-        return self._connection
+        self._database = Database(url, _PART, _STEPS)
+        make = sqlite.insert if self._database.name == "sqlite" else postgresql.insert
+        self._accept, self._settle = (_Prepared(each, self._database.dialect) for each in _statements(make))
 
     def close(self) -> None:
         """Let go of the connection; the next call makes a new one. Idempotent, never raises."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            try:
-                connection.close()
-            except _FAILURES:
-                connection.invalidate()
-
-    def _migrate(self, connection: sa.Connection) -> None:
-        """Bring the tables into the form of this version; several gateways may do so at once.
-
-        Raises:
-            StoreFailed: they have a newer form.
-        """
-        with connection.begin():
-            if self._dialect != "sqlite":  # which locks the whole file
-                connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATING})
-            connection.execute(sa.text(_VERSIONS))
-            known = {"part": _PART}
-            asked = sa.text("SELECT version FROM schema_version WHERE part = :part")
-            version = connection.execute(asked, known).scalar_one_or_none()
-            if version is None:
-                connection.execute(sa.text("INSERT INTO schema_version VALUES (:part, 0)"), known)
-            if (version or 0) > VERSION:
-                raise StoreFailed(f"the database has schema {version}, and this version knows {VERSION}")
-            for step in _STEPS[version or 0 :]:
-                for statement in step:
-                    connection.execute(sa.text(statement))
-            if version != VERSION:
-                change = sa.text("UPDATE schema_version SET version = :version WHERE part = :part")
-                connection.execute(change, {**known, "version": VERSION})
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sa.Connection]:
-        """One transaction, with failures in our words."""
-        try:
-            connection = self._connected()
-            with connection.begin():
-                yield connection
-        except _REFUSALS as error:
-            raise RowsRefused(_explain(error)) from error
-        except _FAILURES as error:
-            self.close()
-            raise StoreFailed(_explain(error)) from error
+        self._database.close()
 
     # -- writing
 
     def write(self, accepted: Sequence[Row], settled: Sequence[Row], released: Sequence[Row]) -> None:
         """See `StorePort`."""
-        with self._transaction() as connection:
+        with self._database.writing() as connection:
             if accepted:
                 self._accept.write(connection, accepted)
             if settled:
@@ -209,7 +121,7 @@ class Store:
             .where(table.outcome.is_(None), table.gateway_id.in_(gateway_ids), table.boot_id != boot_id)
             .values(outcome=GATEWAY_CRASHED, settled_at=now, usage_source="none")
         )
-        with self._transaction() as connection:
+        with self._database.writing() as connection:
             return connection.execute(statement).rowcount
 
     def forget(self, before: float, most: int) -> int:
@@ -220,7 +132,7 @@ class Store:
             .where(table.arrived_at < before, table.outcome.is_not(None))
             .limit(most)
         )
-        with self._transaction() as connection:
+        with self._database.writing() as connection:
             return connection.execute(sa.delete(_EXCHANGES).where(table.exchange_id.in_(old))).rowcount
 
     # -- reading
@@ -253,7 +165,7 @@ class Store:
             statement = statement.where(table.arrived_at < until)
         if group:
             statement = statement.group_by(*group)
-        with self._transaction() as connection:
+        with self._database.reading() as connection:
             rows = [tuple(row) for row in connection.execute(statement)]
         found = [_usage_of(row, len(group)) for row in rows]
         return sorted(found, key=lambda usage: tuple(name or "" for name in usage.group))
@@ -263,13 +175,6 @@ def _usage_of(row: tuple[Any, ...], groups: int) -> UsageRow:
     requests, completed, open_, estimated, *tokens = map(int, row[groups:])
     group = tuple(row[:groups])
     return UsageRow(group, requests, completed, open_, estimated, dict(zip(KINDS, tokens, strict=True)))
-
-
-def _explain(error: BaseException) -> str:
-    """Say in one line what a database said. Drivers name hosts and users in it, and no passwords."""
-    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    lines = str(cause).strip().splitlines() or [""]
-    return f"{type(cause).__name__}: {lines[0][:200]}"
 
 
 def _count_if(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
@@ -308,16 +213,3 @@ def _release() -> sa.Update:
             usage_source=sa.case((generated.is_(None), table.usage_source), else_="engine"),
         )
     )
-
-
-def _prepare_sqlite(connection: Any, _: object) -> None:
-    connection.isolation_level = None  # the driver's own idea of transactions leaves some statements out
-    # A segment of the journal is deleted once it is committed here: FULL, or loss of power loses both.
-    connection.execute("PRAGMA synchronous = FULL").close()
-    with contextlib.suppress(sqlite3.OperationalError):  # locked: another gateway is doing the same
-        connection.execute("PRAGMA journal_mode = WAL").close()
-
-
-def _begin_at_once(connection: sa.Connection) -> None:
-    """Take the lock of writers first: a transaction that began by reading could not wait for it."""
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
