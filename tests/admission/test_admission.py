@@ -824,3 +824,52 @@ async def test_tiers_come_in_order_after_workers_joined_two_pools(autojump_clock
     assert interactive.pool == batch[1].pool == "A"
     lease.release()
     assert [ticket.waiting for ticket in (interactive, batch[1])] == [False, True]
+
+
+# Other shares ------------------------------------------------------------------------------------------------
+
+
+async def test_a_higher_bound_lets_those_in_who_wait_for_it(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    workers = WorkerSet(make_worker(slots=4), shares={"t1": TenantShare(1, 64)})
+    admission = workers.admission
+    first = await taken(admission, tenant="t1")
+    waiting = [waiter(workers, nursery, tenant="t1") for _ in range(3)]
+    await wait_all_tasks_blocked()
+    assert [each.lease for each in waiting] == [None, None, None]
+    admission.reshare({"t1": TenantShare(3, 64)})
+    await wait_all_tasks_blocked()
+    assert [each.lease is not None for each in waiting] == [True, True, False]
+    admission.reshare({"t1": TenantShare(1, 64)})
+    first.release()
+    await wait_all_tasks_blocked()
+    assert waiting[2].lease is None
+    for each in waiting[:2]:
+        assert each.lease is not None
+        each.lease.release()
+    await wait_all_tasks_blocked()
+    assert waiting[2].lease is not None
+    waiting[2].lease.release()
+    end_of(workers)
+
+
+async def test_a_tenant_that_is_gone_keeps_its_bounds_until_its_requests_are(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    workers = WorkerSet(make_worker(slots=4), shares={"t1": TenantShare(1, 2), "t2": TenantShare(None, 64)})
+    admission = workers.admission
+    running = await taken(admission, tenant="t1")
+    waiting = [waiter(workers, nursery, tenant="t1") for _ in range(2)]
+    await wait_all_tasks_blocked()
+    admission.reshare({"t2": TenantShare(None, 64), "t3": TenantShare(1, 0)})
+    assert refusal(admission, tenant="t1").code == "rate_limit_exceeded"  # its key was read just before
+    newcomer = await taken(admission, tenant="t3")
+    running.release()
+    for each in waiting:
+        await wait_all_tasks_blocked()
+        assert each.lease is not None
+        each.ticket.served(3, 5)
+        each.lease.release()
+    newcomer.release()
+    end_of(workers)

@@ -47,10 +47,11 @@ class Story(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = scheduler()
+        self.weights = dict(WEIGHTS)
+        self.queue: Scheduler[Waiting] = Scheduler(3, PROMOTE_AFTER, self.weights.__getitem__)
         self.waiting: list[Waiting] = []
         self.left: list[Waiting] = []
-        self.charged: list[tuple[Group[Waiting], str, int]] = []
+        self.charged: list[tuple[Group[Waiting], str, float]] = []
         self.number = 0
         self.now = 0.0
 
@@ -99,19 +100,26 @@ class Story(RuleBasedStateMachine):
     def is_served(self, tenant: str, model: str, tier: int, cost: int) -> None:
         group = self.queue.group(f"pool of {model}", tier)
         before = group.counter(tenant)
-        group.charge(tenant, cost)
-        assert group.counter(tenant) >= before + cost / WEIGHTS[tenant] - 1e-6
-        self.charged.append((group, tenant, cost))
+        charged = group.charge(tenant, cost)
+        assert charged == cost / self.weights[tenant]
+        assert group.counter(tenant) >= before + charged - 1e-6
+        self.charged.append((group, tenant, charged))
 
     @precondition(lambda self: self.charged)
     @rule(data=st.data(), used=st.integers(0, 50))
     def is_settled(self, data: st.DataObject, used: int) -> None:
-        group, tenant, cost = self.charged.pop(data.draw(st.integers(0, len(self.charged) - 1)))
+        group, tenant, charged = self.charged.pop(data.draw(st.integers(0, len(self.charged) - 1)))
         before = group.settled(tenant), group.counter(tenant)
-        group.settle(tenant, cost, used)
-        weight = WEIGHTS[tenant]
-        assert group.settled(tenant) == pytest.approx(before[0] + used / weight)
-        assert group.counter(tenant) == pytest.approx(before[1] + (used - cost) / weight, abs=1e-5)
+        group.settle(tenant, charged, used)
+        weighed = used / self.weights[tenant]
+        assert group.settled(tenant) == pytest.approx(before[0] + weighed)
+        assert group.counter(tenant) == pytest.approx(before[1] + weighed - charged, abs=1e-5)
+        if not any(one[:2] == (group, tenant) for one in self.charged):
+            assert group.counter(tenant) == group.settled(tenant)
+
+    @rule(tenant=TENANTS, weight=st.sampled_from([0.5, 1.0, 4.0]))
+    def is_given_another_weight(self, tenant: str, weight: float) -> None:
+        self.weights[tenant] = weight
 
     @rule(tenant=TENANTS)
     def is_set_aside(self, tenant: str) -> None:
@@ -246,10 +254,9 @@ def test_who_was_served_less_for_its_weight_comes_first() -> None:
     group = queue.group("pool of m1", 1)
     for number, tenant in enumerate("abc", 1):
         queue.add(Waiting(tenant, number=number), 0.0)
-    for tenant, cost in (("a", 10), ("b", 30), ("c", 20)):
-        group.charge(tenant, cost)
+    charged = {tenant: group.charge(tenant, cost) for tenant, cost in (("a", 10), ("b", 30), ("c", 20))}
     assert [line[0].tenant for line in group.lines()] == ["c", "a", "b"]  # 5, 10, 15
-    group.settle("b", 30, 2)
+    group.settle("b", charged["b"], 2)
     assert [line[0].tenant for line in group.lines()] == ["b", "c", "a"]
     group.set_aside("b")
     assert [line[0].tenant for line in group.lines()] == ["c", "a"]
@@ -260,16 +267,26 @@ def test_who_was_served_less_for_its_weight_comes_first() -> None:
 def test_who_comes_does_not_pay_for_what_others_were_only_charged() -> None:
     group: Group[Waiting] = Group(WEIGHTS.__getitem__)
     group.add(Waiting("a", number=1))
-    group.charge("a", 500)  # of which it will be given back nearly all
+    charged = group.charge("a", 500)  # of which it will be given back nearly all
     group.add(Waiting("d", number=2))
     assert next(group.lines())[0].tenant == "d"
-    group.settle("a", 500, 10)
+    group.settle("a", charged, 10)
     assert (group.counter("a"), group.counter("d")) == (10, 0)
 
 
 def serve(group: Group[Waiting], tenant: str, cost: float) -> None:
-    group.charge(tenant, cost)
-    group.settle(tenant, cost, cost)
+    group.settle(tenant, group.charge(tenant, cost), cost)
+
+
+def test_who_is_charged_for_one_weight_and_settled_for_another_owes_and_keeps_nothing() -> None:
+    weights = {"a": 1.0}
+    group: Group[Waiting] = Group(weights.__getitem__)
+    group.add(Waiting("a", number=1))
+    charges = [group.charge("a", 100), group.charge("a", 100)]
+    for weight in (4.0, 0.5):
+        weights["a"] = weight
+        group.settle("a", charges.pop(), 10)
+    assert group.counter("a") == group.settled("a") == 10 / 4.0 + 10 / 0.5
 
 
 def test_idleness_saves_nothing_up() -> None:

@@ -192,7 +192,7 @@ class Ticket:
         self.queued = False
         self.tier = TIERS.index(request.tier)
         self.pool = admission.pool_of(request.model)
-        self.charged = 0.0  # tokens that its tenant was charged for the placement it has
+        self.charged = 0.0  # what its tenant was charged for the placement it has, see Group.charge
         self.charged_at = self.pool, self.tier
 
     @property
@@ -286,7 +286,7 @@ class Admission:
         self._drain = drain
         self._dice = dice
         self._queue: Scheduler[Ticket] = Scheduler(
-            len(TIERS), limits.promote_after, lambda tenant: shares[tenant].weight
+            len(TIERS), limits.promote_after, lambda tenant: self._shares[tenant].weight
         )
         self._running: dict[str, int] = {}
         self._numbers = itertools.count()
@@ -443,6 +443,16 @@ class Admission:
             self._nap = None
             self.dispatch()
 
+    def reshare(self, shares: Mapping[str, TenantShare]) -> None:
+        """Give tenants other bounds and weights from now on; what is placed stays.
+
+        A tenant that is not named keeps what it had: it may be gone while its requests still run or wait.
+        """
+        self._shares = {**self._shares, **shares}
+        for tenant in self._queue.tenants():
+            self._queue.take_back(tenant)  # its bound may be higher now
+        self.dispatch()
+
     def close(self, problem: Problem) -> None:
         """Refuse everything that waits or comes from now on."""
         self._closed = problem
@@ -524,9 +534,9 @@ class Admission:
         return True
 
     def _charge(self, ticket: Ticket) -> None:
-        ticket.charged = self._estimates.expected(ticket.request)
         ticket.charged_at = ticket.pool, ticket.tier
-        self._queue.group(*ticket.charged_at).charge(ticket.tenant, ticket.charged)
+        expected = self._estimates.expected(ticket.request)
+        ticket.charged = self._queue.group(*ticket.charged_at).charge(ticket.tenant, expected)
 
     def _hopeless(self, ticket: Ticket) -> bool:
         """Refuse a waiter at once if no worker can be tried before its time is up."""

@@ -101,22 +101,27 @@ class Group(Generic[W]):
             if not lines:
                 self._leave(waiter.tenant)
 
-    def charge(self, tenant: str, estimate: float) -> None:
-        """Count tokens that a tenant is about to be served; `settle` follows for each charge."""
+    def charge(self, tenant: str, estimate: float) -> float:
+        """Count tokens that a tenant is about to be served; `settle` follows for each charge.
+
+        Answers what was charged, in tokens for its weight, which may be another one when it is settled.
+        """
         if tenant not in self._lines:
             self._lift(tenant)
-        self._change(tenant, 0.0, estimate)
+        charged = estimate / self._weight(tenant)
+        self._change(tenant, 0.0, charged)
+        return charged
 
-    def settle(self, tenant: str, estimate: float, used: float) -> None:
-        """Put what was really used in the place of an estimate that was charged."""
-        self._change(tenant, used, -estimate)
+    def settle(self, tenant: str, charged: float, used: float) -> None:
+        """Put tokens that were really used in the place of what `charge` answered."""
+        self._change(tenant, used / self._weight(tenant), -charged)
 
     def _change(self, tenant: str, settled: float, opened: float) -> None:
-        waits, weight = tenant in self._lines, self._weight(tenant)
+        waits = tenant in self._lines
         if waits:
             self._take_out(tenant)
-        self._settled[tenant] = self.settled(tenant) + settled / weight
-        left = self._open.get(tenant, 0.0) + opened / weight
+        self._settled[tenant] = self.settled(tenant) + settled
+        left = self._open.get(tenant, 0.0) + opened
         if left > _ROUNDING:
             self._open[tenant] = left
         else:
@@ -189,7 +194,7 @@ class Scheduler(Generic[W]):
     Args:
         tiers: how many there are.
         promote_after: seconds after which a waiter rises by one tier.
-        weight: answers a tenant's weight.
+        weight: answers a tenant's weight, which may change between two calls.
     """
 
     def __init__(self, tiers: int, promote_after: float, weight: Callable[[str], float]) -> None:
