@@ -444,6 +444,13 @@ class DeliverySettings(Section):
         Duration,
         seconds("A client whose oldest waiting event is older than this is cut off."),
     ] = 120.0
+    resume_window: Annotated[
+        Duration,
+        seconds(
+            "How long a resumable answer waits for its client after a lost connection, and is kept "
+            "after its end."
+        ),
+    ] = 30.0
 
 
 class StreamSettings(Section):
@@ -475,6 +482,24 @@ class StreamSettings(Section):
             "number, also for callers that do not ask for it with X-Gateway-Receipt."
         ),
     ] = False
+
+
+class WebSocketSettings(Section):
+    """Bounds of one WebSocket, and how it is found out that nobody is there any more."""
+
+    max_message_bytes: Annotated[
+        Size,
+        about("bytes", "One message of a client, its fragments together.", ge=KiB, le=GiB),
+    ] = 4 * MiB
+    ping_interval: Annotated[Duration, seconds("Time between two pings.")] = 20.0
+    ping_timeout: Annotated[
+        Duration,
+        seconds("A ping that the client's machine received and that is not answered for this long ends it."),
+    ] = 20.0
+    auth_timeout: Annotated[
+        Duration, seconds("Time for the first message of a client that showed no key before.")
+    ] = 10.0
+    max_streams: Annotated[int, about("count", "Generations at a time on one socket.", ge=1, le=1024)] = 32
 
 
 class ShutdownSettings(Section):

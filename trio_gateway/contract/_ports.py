@@ -70,6 +70,9 @@ class ClientPort(Protocol):
     async def flush(self) -> None:
         """Wait until nothing is pending. Raises ClientGone."""
 
+    def withdraw(self) -> None:
+        """Take back what was pushed and has not begun to leave: it will not be part of the answer."""
+
     def respond(self, problem: Problem, extra: dict[str, object] | None) -> None:
         """Queue a whole error answer, before anything else was begun. Raises ClientGone."""
 

@@ -4,11 +4,15 @@ from ._authenticate import Authenticator
 from ._connection import Connection
 from ._generate import GenerateSettings, Generator
 from ._http_client import HttpClient
-from ._http_server import HttpServer, ServerLimits
+from ._http_server import HttpServer, ServerLimits, UnplacedBytes
 from ._listener import AcceptLoop, open_listeners
 from ._routes import Door, DoorSettings
+from ._socket_streams import SocketStreams
+from ._sockets import Sockets, SocketSettings
 from ._tls import server_context
+from ._tokens import TokenSettings
 from ._watch import Hangup, HangupWatch
+from ._websocket import SocketLimits
 
 __all__ = [
     "AcceptLoop",
@@ -23,6 +27,12 @@ __all__ = [
     "HttpClient",
     "HttpServer",
     "ServerLimits",
+    "SocketLimits",
+    "SocketSettings",
+    "SocketStreams",
+    "Sockets",
+    "TokenSettings",
+    "UnplacedBytes",
     "open_listeners",
     "server_context",
 ]

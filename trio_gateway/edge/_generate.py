@@ -37,6 +37,41 @@ Identity = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What a caller says beside the body, whatever it said it in.
+
+    Attributes:
+        timeout_ms: milliseconds that the answer may take, as digits.
+        priority: tier.
+        session: what leads it to the same worker again.
+        receipt: it wants a receipt of what was delivered.
+        content_type: of a form.
+    """
+
+    timeout_ms: bytes | None = None
+    priority: str | None = None
+    session: str | None = None
+    receipt: bool = False
+    client_request_id: str | None = None
+    trace: tuple[tuple[bytes, bytes], ...] = ()
+    content_type: bytes = b""
+
+
+def asked_in(head: RequestHead) -> Asked:
+    """Read it from the headers of a request."""
+    priority, session = head.header(b"x-gateway-priority"), head.header(b"x-gateway-session")
+    return Asked(
+        timeout_ms=head.header(b"x-gateway-timeout-ms"),
+        priority=None if priority is None else priority.decode("latin-1"),
+        session=session.decode("latin-1") if session else None,
+        receipt=head.header(b"x-gateway-receipt") == b"1",
+        client_request_id=client_request_id(head),
+        trace=trace_context(head.all(b"traceparent"), head.all(b"tracestate")),
+        content_type=head.header(b"content-type") or b"",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateSettings:
     """Bounds of what a caller may ask for; seconds, and values in one JSON body.
 
@@ -113,8 +148,8 @@ class Generator:
         """
         head = incoming.head
         # The body has no name here: it is not needed beside its fields, for as long as the answer takes.
-        request = await self._understand(
-            head, await incoming.read_body(), operation, caller, exchange_id, incoming.arrived
+        request = await self.understand(
+            asked_in(head), await incoming.read_body(), operation, caller, exchange_id, incoming.arrived
         )
         client = HttpClient(
             incoming.connection,
@@ -133,19 +168,30 @@ class Generator:
             raise ClientGone
         return client.keep_alive
 
-    async def _understand(
+    async def understand(
         self,
-        head: RequestHead,
+        asked: Asked,
         body: bytes,
         operation: Operation,
         caller: Caller,
         exchange_id: str,
         arrived: float,
+        *,
+        stream: bool = False,
     ) -> InternalRequest:
+        """Read and check one request.
+
+        Args:
+            arrived: Trio clock, seconds.
+            stream: it is answered as a stream, whatever its body says of that.
+
+        Raises:
+            Refused: it can not be carried out.
+        """
         tenant = caller.tenant
 
         def read_all() -> tuple[Route, ReadBody]:
-            return self._read(head, body, operation, tenant)
+            return self._read(asked, body, operation, tenant)
 
         if needs_thread(body):
             route, read = await trio.to_thread.run_sync(
@@ -155,9 +201,11 @@ class Generator:
             route, read = read_all()
         route = self._fleet.route_or_fallback(route, tenant.may_use)
         self._check_fields(read, route, tenant)
+        if stream and not read.stream:
+            read.members["stream"] = b"true"
         return InternalRequest(
             exchange_id=exchange_id,
-            client_request_id=client_request_id(head),
+            client_request_id=asked.client_request_id,
             tenant=tenant.id,
             key_id=caller.key_id,
             operation=operation,
@@ -165,29 +213,29 @@ class Generator:
             upstream_model=route.upstream,
             members=read.members,
             size=len(body),
-            stream=read.stream,
+            stream=stream or read.stream,
             choices=read.choices,
             n=read.n,
             wants_usage=read.wants_usage,
             wants_running_usage=read.wants_running_usage,
             arrived=arrived,
-            deadline=arrived + self._timeout(head, tenant),
-            tier=_tier(head, tenant),
-            trace=trace_context(head.all(b"traceparent"), head.all(b"tracestate")),
-            receipt=self._settings.receipt or head.header(b"x-gateway-receipt") == b"1",
+            deadline=arrived + self._timeout(asked, tenant),
+            tier=_tier(asked, tenant),
+            trace=asked.trace,
+            receipt=self._settings.receipt or asked.receipt,
             form=read.form,
             output_limit=_output_limit(read, route),
             tokens=read.tokens,
-            session=_session(head, read),
+            session=asked.session or read.session,
             defaults=dict(route.defaults) if operation.style is not Style.PLAIN else {},
         )
 
     def _read(
-        self, head: RequestHead, body: bytes, operation: Operation, tenant: Tenant
+        self, asked: Asked, body: bytes, operation: Operation, tenant: Tenant
     ) -> tuple[Route, ReadBody]:
         """Read a body in the order of judgement: its grammar, the model, all other fields."""
         if operation.multipart:
-            read = read_form_body(body, head.header(b"content-type") or b"")
+            read = read_form_body(body, asked.content_type)
             return self._route(read.model, tenant), read
         read_json = read_object(body, self._settings.json_values)
         route = self._route(model_of(read_json), tenant)
@@ -209,12 +257,11 @@ class Generator:
         if field is not None:
             raise Refused(Problem.of("field_not_allowed", f"'{field}' is the gateway's to set", param=field))
 
-    def _timeout(self, head: RequestHead, tenant: Tenant) -> float:
+    def _timeout(self, asked: Asked, tenant: Tenant) -> float:
         """Answer the seconds that the request has, all attempts and waiting included."""
-        asked = head.header(b"x-gateway-timeout-ms")
-        if asked is None:
+        if asked.timeout_ms is None:
             wanted = tenant.default_timeout or self._settings.default_timeout
-        elif asked.isdigit() and (digits := asked.lstrip(b"0")):
+        elif asked.timeout_ms.isdigit() and (digits := asked.timeout_ms.lstrip(b"0")):
             wanted = int(digits[:12]) / 1000
         else:
             raise Refused(
@@ -233,17 +280,10 @@ def _output_limit(read: ReadBody, route: Route) -> int | None:
     return limit if read.tokens is None else None
 
 
-def _session(head: RequestHead, read: ReadBody) -> str | None:
-    """Answer what the caller named to meet the same worker again: the header, else OpenAI's cache key."""
-    named = head.header(b"x-gateway-session")
-    return named.decode("latin-1") if named else read.session
-
-
-def _tier(head: RequestHead, tenant: Tenant) -> str:
-    asked = head.header(b"x-gateway-priority")
-    if asked is None:
+def _tier(asked: Asked, tenant: Tenant) -> str:
+    if asked.priority is None:
         return tenant.default_tier
-    tier = asked.decode("latin-1").strip().lower()
+    tier = asked.priority.strip().lower()
     if tier not in TIERS:
         raise Refused(Problem.of("invalid_value", f"X-Gateway-Priority is none of {', '.join(TIERS)}"))
     if tier not in tenant.tiers:

@@ -144,6 +144,9 @@ class HttpClient:
             await self._connection.wait_writable()
             self._pending = self._pending[self._connection.write(self._pending) :]
 
+    def withdraw(self) -> None:
+        """See ClientPort. A piece goes to the socket as one, so none can be taken back."""
+
     def respond(self, problem: Problem, extra: dict[str, object] | None) -> None:
         """See ClientPort."""
         body = problem_body(problem, extra, self._operation.anthropic)

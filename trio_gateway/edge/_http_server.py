@@ -229,6 +229,7 @@ class HttpServer:
         bug: takes an exception that should not have happened.
         draining: whether no further request is wanted on a connection.
         tls: spoken on TCP connections; None: nowhere. Unix sockets are always in clear text.
+        room: for bodies of requests that no worker has yet; by default one of its own.
 
     Attributes:
         failed_handshakes: TLS connections that ended before a session was agreed on.
@@ -242,6 +243,7 @@ class HttpServer:
         bug: Callable[[str, BaseException], None],
         draining: Callable[[], bool],
         tls: ssl.SSLContext | None = None,
+        room: UnplacedBytes | None = None,
     ) -> None:
         self._handler = handler
         self._watch = watch
@@ -249,7 +251,7 @@ class HttpServer:
         self._bug = bug
         self._draining = draining
         self._tls = tls
-        self.room: Final = UnplacedBytes(limits.unplaced_bytes)
+        self.room: Final = UnplacedBytes(limits.unplaced_bytes) if room is None else room
         self.open = 0
         self.failed_handshakes = 0
         self._idle: set[trio.CancelScope] = set()

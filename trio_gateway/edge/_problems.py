@@ -30,7 +30,7 @@ _FIXED: Final[dict[int, tuple[tuple[str, str], ...]]] = {
 def problem_body(problem: Problem, extra: dict[str, object] | None, anthropic: bool = False) -> bytes:
     """Write the error in OpenAI's or Anthropic's shape; ``extra`` becomes ``error.gateway``."""
     if not anthropic:
-        return msgspec.json.encode({"error": _error_of(problem, extra)})
+        return msgspec.json.encode({"error": error_object(problem, extra)})
     error: dict[str, Any] = {
         "type": _anthropic_type(problem),
         "message": problem.message,
@@ -41,7 +41,8 @@ def problem_body(problem: Problem, extra: dict[str, object] | None, anthropic: b
     return msgspec.json.encode({"type": "error", "error": error})
 
 
-def _error_of(problem: Problem, extra: dict[str, object] | None) -> dict[str, Any]:
+def error_object(problem: Problem, extra: dict[str, object] | None) -> dict[str, Any]:
+    """Answer the error as OpenAI's API has it; ``extra`` becomes its member ``gateway``."""
     error: dict[str, Any] = {
         "message": problem.message,
         "type": problem.type,
@@ -67,7 +68,7 @@ def problem_event(
             "param": problem.param,
             "sequence_number": sequence,
             "gateway": extra,
-            "error": _error_of(problem, extra),
+            "error": error_object(problem, extra),
         }
         return b"error", msgspec.json.encode(event)
     return None, problem_body(problem, extra)

@@ -21,11 +21,13 @@ from ._generate import Generator, client_request_id, identity_headers, new_id
 from ._head import answer_head, rate_headers
 from ._http_server import Incoming, write_within
 from ._problems import JSON
+from ._sockets import Sockets
 
 _OPERATIONS: Final = {operation.path: operation for operation in OPERATIONS}
 _READABLE: Final = ("GET", "HEAD")
 _MODELS: Final = "/v1/models"
 _REQUESTS: Final = "/v1/requests/"
+_TOKENS: Final = "/v1/tokens"
 _METHODS: Final = "GET, HEAD, POST, DELETE, OPTIONS"
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -56,6 +58,7 @@ class Door:
         models: answers public names by every name that they have, in the order of the configuration.
         live: the exchanges of the process.
         refusing: the problem that new work is refused with; None: it is welcome.
+        sockets: all WebSockets of the process.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Door:
         ready: Callable[[], str | None],
         refusing: Callable[[], Problem | None],
         rates: RatesPort,
+        sockets: Sockets,
     ) -> None:
         self._settings = settings
         self._authenticator = authenticator
@@ -79,6 +83,7 @@ class Door:
         self._ready = ready
         self._refusing = refusing
         self._rates = rates
+        self._sockets = sockets
         self._via = settings.via.encode("ascii")
 
     def malformed(self, code: str) -> None:
@@ -118,6 +123,9 @@ class Door:
             return await self._preflight(visit)
         if (problem := self._refusing()) is not None:
             raise Refused(problem)
+        if path == _TOKENS:
+            _check_method(head, ("GET",))
+            return await self._open_socket(visit)
         operation = _OPERATIONS.get(path)
         if operation is not None:
             _check_method(head, ("POST",))
@@ -139,6 +147,16 @@ class Door:
         return await self._generator.run(
             visit.incoming, operation, caller, visit.exchange_id, visit.identity, visit.account
         )
+
+    async def _open_socket(self, visit: Visit) -> bool:
+        """Speak WebSocket; the connection ends with it."""
+
+        def accepted() -> None:
+            visit.account()
+            self._books.forget()
+
+        await self._sockets.tokens(visit.incoming, visit.identity, accepted)
+        return False
 
     def _authenticate(self, visit: Visit) -> Caller:
         visit.caller = self._authenticator.authenticate(visit.incoming.head, visit.incoming.connection)

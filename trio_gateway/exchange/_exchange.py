@@ -98,17 +98,27 @@ class Exchange:
 
     Args:
         placed: called once when the request got its first worker.
+        queued: told position and seconds, once, if it has to wait for that.
+        kept: bytes that the client port may keep of what it was given: as many fewer wait here.
     """
 
     def __init__(
-        self, request: InternalRequest, client: ClientPort, parts: Parts, placed: Callable[[], None]
+        self,
+        request: InternalRequest,
+        client: ClientPort,
+        parts: Parts,
+        placed: Callable[[], None],
+        *,
+        queued: Callable[[int, float | None], None] | None = None,
+        kept: int = 0,
     ) -> None:
         self.request: Final = request
         self.tally: Final = Tally()
-        self.channel: Final = ByteChannel(parts.limits.buffer_bytes, parts.attempts.pool)
+        self.channel: Final = ByteChannel(max(parts.limits.buffer_bytes - kept, 1), parts.attempts.pool)
         self._client = client
         self._parts = parts
         self._placed = placed
+        self._queued = queued
         self._scope = RequestScope(request.deadline, TOO_LATE)
         self._clock = ExchangeClock(self._look)
         self._delivery = Delivery(
@@ -222,6 +232,8 @@ class Exchange:
         self._waiting = ticket.waiting
         parts.books.accept(waiting=self._waiting)
         parts.budget.deposit()
+        if self._queued is not None and (place := ticket.place) is not None:
+            self._queued(place, ticket.eta)
         if self._waiting and parts.limits.heartbeat_while_queued:
             self._delivery.expect_output(trio.current_time())
         while True:
@@ -372,6 +384,7 @@ class Exchange:
             elif not self._client.ended:
                 if not self.request.stream or problem is None:
                     return  # half of an answer that can not be completed
+                self._client.withdraw()
                 self.channel.keep_begun_event()
                 self.channel.put_nowait(self._error_event(ending, problem))
                 self.channel.close()

@@ -1,6 +1,17 @@
 """What flows inside one exchange: bytes under a cap, and cancellation with a cause."""
 
 from ._byte_channel import BufferPool, ByteChannel, ChannelStatistics, Gathering
+from ._delta_log import Delta, DeltaLog, Dropped, NotSent
 from ._request_scope import RequestScope
 
-__all__ = ["BufferPool", "ByteChannel", "ChannelStatistics", "Gathering", "RequestScope"]
+__all__ = [
+    "BufferPool",
+    "ByteChannel",
+    "ChannelStatistics",
+    "Delta",
+    "DeltaLog",
+    "Dropped",
+    "Gathering",
+    "NotSent",
+    "RequestScope",
+]

@@ -149,6 +149,9 @@ class RecordingClient:
             if self._pending:
                 await self._lot.park()
 
+    def withdraw(self) -> None:
+        """See ClientPort. It pushes bytes, of which none can be taken back."""
+
     def respond(self, problem: Problem, extra: dict[str, object] | None) -> None:
         """See ClientPort."""
         assert not self.begun, "a whole error answer stands alone"

@@ -239,7 +239,7 @@ class StreamRelay:
             if not self._read_choices(value):
                 return False
             data = self._without_usage(value, data, usage_only)
-            output = any(map(_has_output, _choices_of(value)))
+            output = any(map(has_output, choices_of(value)))
         if self._rename:
             try:
                 data = self._renamed(data)
@@ -278,12 +278,12 @@ class StreamRelay:
     def _read_choices(self, value: dict[str, Any]) -> bool:
         """Note finishes and the commit; False: the engine gave a choice up."""
         commits = bool(value.get("prompt_progress"))
-        for choice in _choices_of(value):
+        for choice in choices_of(value):
             reason = choice.get("finish_reason")
             if not isinstance(reason, str):
                 reason = ""  # none yet, and what is no word ends nothing
             if reason in NO_FINISH:
-                if reason == ABORT and not _has_output(choice):
+                if reason == ABORT and not has_output(choice):
                     self.aborted = True
                 else:
                     self.fault = EngineError(500)
@@ -291,7 +291,7 @@ class StreamRelay:
             if reason:
                 index = choice.get("index")
                 self._finished.add(index if type(index) is int else 0)
-            commits = commits or bool(reason) or _has_output(choice)
+            commits = commits or bool(reason) or has_output(choice)
         if commits:
             self.committed = True
         return True
@@ -331,12 +331,12 @@ class StreamRelay:
         return data[: found.start(1)] + self._public_name + data[found.end(1) :]
 
 
-def _choices_of(value: dict[str, Any]) -> list[dict[str, Any]]:
+def choices_of(value: dict[str, Any]) -> list[dict[str, Any]]:
     found = value.get("choices")
     return [choice for choice in found if isinstance(choice, dict)] if isinstance(found, list) else []
 
 
-def _has_output(choice: dict[str, Any]) -> bool:
+def has_output(choice: dict[str, Any]) -> bool:
     """Whether a choice carries anything that a client would call output."""
     if choice.get("text") or choice.get("logprobs") or choice.get("token_ids"):
         return True

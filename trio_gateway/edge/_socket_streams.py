@@ -1,0 +1,166 @@
+"""The streams of all WebSockets: from a message to its exchange, which may outlive its socket."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+import trio
+
+from ..contract import ClientPort, Ending, InternalRequest, Operation, Outcome
+from ..errors import Problem, Refused
+from ..exchange import OWNER, Exchange, LiveExchanges, Parts
+from ..ledger import Books, Tally
+from ..tenancy import Caller
+from ._generate import Asked, Generator, new_id
+from ._http_server import UnplacedBytes
+
+Task = Callable[[], Awaitable[None]]
+
+
+class StreamPort(ClientPort, Protocol):
+    """A client port that is told more of its exchange than one of HTTP needs."""
+
+    request_id: str
+    tally: Tally | None
+
+    def queued(self, request: InternalRequest, position: int, eta: float | None) -> None:
+        """It waits for a worker. ``eta``: seconds."""
+
+    def placed(self, request: InternalRequest) -> None:
+        """It has its first worker."""
+
+    def settle(self, ending: Ending) -> None:
+        """Its exchange has ended: say why, if nothing was said. Called once."""
+
+
+class SocketStreams:
+    """Starts exchanges for messages of sockets, and accounts for those that never became one.
+
+    Args:
+        spawn: runs a task in the gateway's own nursery.
+        room: for bodies of requests that no worker has yet.
+        refusing: the problem that new work is refused with; None: it is welcome.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        parts: Parts,
+        live: LiveExchanges,
+        books: Books,
+        room: UnplacedBytes,
+        refusing: Callable[[], Problem | None],
+        spawn: Callable[[Task], None],
+    ) -> None:
+        self._generator = generator
+        self._parts = parts
+        self._live = live
+        self._books: Final = books
+        self._room = room
+        self._refusing = refusing
+        self._spawn = spawn
+
+    def start(
+        self, port: StreamPort, asked: Asked, body: bytes, operation: Operation, caller: Caller, kept: int = 0
+    ) -> StreamRun:
+        """Begin a stream; ``port`` hears how it goes, a refusal included.
+
+        Args:
+            kept: bytes of the answer that the port keeps: as many fewer may wait in front of it.
+        """
+        run = StreamRun(self, port, new_id(), kept)
+        port.request_id = run.exchange_id
+        self._books.arrive()
+        try:
+            if (problem := self._refusing()) is not None:
+                raise Refused(problem)
+            self._room.take(len(body))
+        except Refused as refused:
+            self.refuse(run, refused.problem)
+            return run
+        run.held = len(body)
+        self._spawn(lambda: self._run(run, asked, body, operation, caller))
+        return run
+
+    def end(self, run: StreamRun) -> None:
+        """Its owner wants no more of it. Idempotent."""
+        run.unwanted = True
+        self._live.end(run.exchange_id, OWNER)
+
+    def refuse(self, run: StreamRun, problem: Problem) -> None:
+        """Tell that it does not become an exchange."""
+        self._books.turn_away(problem.code)
+        run.port.respond(problem, None)
+        run.port.settle(Ending(Outcome.REFUSED, problem))
+
+    def give_room(self, run: StreamRun) -> None:
+        """Its body does not count as unplaced any more. Idempotent."""
+        held, run.held = run.held, 0
+        self._room.give(held)
+
+    async def _run(
+        self, run: StreamRun, asked: Asked, body: bytes, operation: Operation, caller: Caller
+    ) -> None:
+        try:
+            request = await self._understand(run, asked, body, operation, caller)
+            del body
+            if request is not None:
+                await self._carry_out(run, request)
+        finally:
+            self.give_room(run)
+
+    async def _understand(
+        self, run: StreamRun, asked: Asked, body: bytes, operation: Operation, caller: Caller
+    ) -> InternalRequest | None:
+        arrived = trio.current_time()
+        try:
+            request = await self._generator.understand(
+                asked, body, operation, caller, run.exchange_id, arrived, stream=True
+            )
+            if run.unwanted:
+                raise Refused(OWNER.problem or Problem.of("request_cancelled", ""))
+        except Refused as refused:
+            self.refuse(run, refused.problem)
+            return None
+        except BaseException:
+            self._books.turn_away("internal_error")
+            raise
+        return request
+
+    async def _carry_out(self, run: StreamRun, request: InternalRequest) -> None:
+        port = run.port
+
+        def placed() -> None:
+            self.give_room(run)
+            port.placed(request)
+
+        def queued(position: int, eta: float | None) -> None:
+            port.queued(request, position, eta)
+
+        exchange = Exchange(request, port, self._parts, placed, queued=queued, kept=run.kept)
+        port.tally = exchange.tally
+        with self._live.holding(exchange):
+            ending = await exchange.run()
+        port.settle(ending)
+
+
+class StreamRun:
+    """One stream on its way.
+
+    Attributes:
+        held: bytes of its body that count as unplaced.
+        unwanted: it was cancelled before its exchange began.
+    """
+
+    def __init__(self, streams: SocketStreams, port: StreamPort, exchange_id: str, kept: int) -> None:
+        self.port: Final = port
+        self.exchange_id: Final = exchange_id
+        self.kept: Final = kept
+        self.held = 0
+        self.unwanted = False
+        self._streams = streams
+
+    def end(self) -> None:
+        """See SocketStreams.end."""
+        self._streams.end(self)

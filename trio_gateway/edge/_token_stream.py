@@ -1,0 +1,430 @@
+"""The client port of one stream of a WebSocket: the exchange's events become numbered messages.
+
+A *resumable* stream keeps its deltas until they are acknowledged. It survives the
+loss of its socket for a while, and goes on over another one behind the last delta
+that its client has.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import msgspec
+import trio
+
+from ..contract import AnswerHead, Ending, InternalRequest, Operation, Outcome
+from ..errors import ClientGone, Problem
+from ..flow import BufferPool, Delta, DeltaLog
+from ..ledger import Tally
+from ..wire import DeltaWriter, EventReader, StreamEnds, as_text, text_frame, write_token_message
+from ._problems import error_object
+from ._websocket import WebSocket
+
+ACK_WAIT: Final = 1.0  # seconds after the end for the last acknowledgements of a client that sends some
+_FAREWELL: Final = b"!"  # an engine's event never begins so: what stands behind it is ours
+_CANCELLED: Final = "request_cancelled"
+_IN_FLIGHT: Final = 256  # deltas sent before the kernel is asked which of them have arrived
+_LAST: Final = b"{}"  # stands for the last message until it is written
+_LAST_DELTA: Final = Delta(0, _LAST, 0, 0)
+
+Members = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTerms:
+    """What a client and the settings say about one stream.
+
+    Attributes:
+        credit: deltas that may be sent before more is given; None: as many as the socket takes.
+        max_event: bytes of one event.
+        kept: bytes of sent deltas that are kept until they are acknowledged; 0: it is not resumable.
+        window: seconds that a resumable one survives without a socket.
+    """
+
+    credit: int | None
+    max_event: int
+    kept: int
+    window: float
+
+
+@final
+class TokenStream:
+    """See ClientPort and Sender.
+
+    Args:
+        stream_id: as its client calls it.
+        pool: counts what is kept.
+
+    Attributes:
+        tally: of its exchange, once it has one.
+    """
+
+    def __init__(
+        self, stream_id: str, terms: StreamTerms, operation: Operation, socket: WebSocket, pool: BufferPool
+    ) -> None:
+        self.terms: Final = terms
+        self.stream_id = stream_id
+        self.request_id = ""
+        self.tally: Tally | None = None
+        self._pool = pool
+        self._socket: WebSocket | None = socket
+        self._log = DeltaLog(terms.credit, terms.kept)
+        self._writer = DeltaWriter(stream_id)
+        self._reader = EventReader(terms.max_event)
+        self._ends = StreamEnds(operation)
+        self._model = ""
+        self._size = 0
+        self._tokens = array("Q", [0])  # by number of a delta: of all up to it
+        self._taken: deque[tuple[int, int, int]] = deque()  # by the socket now: number, size, bytes
+        self._sending = 0  # bytes of those
+        self._in_flight: deque[tuple[int, int, int]] = deque()  # end on the socket, number, size
+        self._arrived = (0, 0)  # number and size of what the client's kernel has acknowledged
+        self._counted = 0  # bytes that the pool counts as kept
+        self._figure = 0
+        self._seen = -1
+        self._lost_at: float | None = None
+        self._last: tuple[str, Members] | None = None
+        self._begun = False
+        self._withdrawn = False
+        self._cut = False
+        self._over = False
+        self._moved = trio.lowlevel.ParkingLot()
+        socket.attach(self)
+
+    # -- ClientPort: state
+
+    @property
+    def begun(self) -> bool:
+        """See ClientPort."""
+        return self._begun
+
+    @property
+    def pending(self) -> int:
+        """See ClientPort. Bytes of chunks that the socket has not accepted."""
+        return self._log.waiting_bytes + self._sending
+
+    @property
+    def ended(self) -> bool:
+        """See ClientPort."""
+        return self._last is not None
+
+    @property
+    def finished(self) -> bool:
+        """See ClientPort."""
+        return self.ended and not self.pending and not self._cut
+
+    def taken(self) -> int:
+        """See ClientPort. Grows also by credit, and while it waits for its turn on a socket that moves.
+
+        Without a socket it always grows: then the window ends it.
+        """
+        if self._socket is None:
+            self._figure += 1
+        elif self._log.can_send or self._sending:
+            progress = self._socket.progress()
+            if progress != self._seen:
+                self._seen = progress
+                self._figure += 1
+        return self._figure + self._log.grants
+
+    def delivered(self) -> tuple[int, int]:
+        """See ClientPort. Deltas, and bytes of events in them; what is acknowledged has arrived."""
+        self._look_what_arrived()
+        return self._arrived
+
+    # -- ClientPort: answering
+
+    def begin(self, head: AnswerHead) -> None:
+        """See ClientPort. Nothing goes out: an answer begins with its first delta."""
+        self._begun = True
+
+    def push(self, piece: bytes, *, last: bool = False) -> None:
+        """See ClientPort."""
+        self._check()
+        for event in self._reader.feed(piece):
+            self._take(event.data)
+        if last and self._last is None:
+            self._end("done", self._how_it_finished())
+        self._wake()
+        self._check()
+
+    async def flush(self) -> None:
+        """See ClientPort. Waits also for a socket, if what was sent may have been lost with the last one."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while self.pending or (self._socket is None and self._log.kept_bytes):
+            self._check()
+            await self._moved.park()
+        self._check()
+        if self.ended and self._log.acked:
+            with trio.move_on_after(ACK_WAIT):
+                while self._log.acked < self._log.sent and self._socket is not None:
+                    await self._moved.park()
+
+    def withdraw(self) -> None:
+        """See ClientPort."""
+        self._log.drop_waiting()
+        self._withdrawn = True
+
+    def respond(self, problem: Problem, extra: dict[str, object] | None) -> None:
+        """See ClientPort."""
+        self._begun = True
+        self._end(*_failure(problem, extra))
+        self._wake()
+
+    def error_event(self, problem: Problem, extra: dict[str, object], sequence: int) -> bytes:
+        """See ClientPort."""
+        return b"data: " + _FAREWELL + msgspec.json.encode(_failure(problem, extra)) + b"\n\n"
+
+    def cut(self) -> None:
+        """See ClientPort. The socket has other streams: it stays."""
+        self._cut = True
+        self._log.clear()
+        self._count_kept()
+        self._moved.unpark_all()
+
+    async def wait_gone(self) -> None:
+        """See ClientPort."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._gone:
+            with trio.CancelScope() as scope:
+                if self._lost_at is not None:
+                    scope.deadline = self._lost_at + self.terms.window
+                await self._moved.park()
+        self._moved.unpark_all()  # whoever waits for a flush has to know as well
+
+    @property
+    def _gone(self) -> bool:
+        if self._lost_at is None:
+            return False
+        return not self.terms.kept or trio.current_time() >= self._lost_at + self.terms.window
+
+    def _check(self) -> None:
+        if self._cut or self._gone:
+            raise ClientGone
+
+    def _take(self, data: bytes) -> None:
+        if data.startswith(_FAREWELL):
+            kind, members = msgspec.json.decode(data[len(_FAREWELL) :])
+            self._end(kind, members)
+        elif data.startswith(b"{") and not self._withdrawn:
+            chunk = as_text(data)
+            self._ends.take(chunk)
+            self._size += len(data)
+            self._tokens.append(self._ends.tokens)
+            self._log.add(chunk, self._ends.tokens, self._size)
+
+    def _end(self, kind: str, members: Members) -> None:
+        if self._last is None:
+            self._last = kind, members
+            self._log.end(_LAST)
+
+    def _how_it_finished(self) -> Members:
+        tally = self.tally
+        usage = None if tally is None or tally.usage is None else tally.usage
+        members: Members = {"finish_reasons": self._ends.finish_reasons, "usage": None}
+        if usage is not None:
+            prompt, generated = usage.prompt or 0, usage.generated or 0
+            members["usage"] = {
+                "prompt_tokens": prompt,
+                "completion_tokens": generated,
+                "total_tokens": prompt + generated,
+            }
+            if usage.cached is not None:
+                members["usage"]["prompt_tokens_details"] = {"cached_tokens": usage.cached}
+        if tally is not None and tally.receipt is not None:
+            members["receipt"] = tally.receipt
+        return members
+
+    # -- Sender
+
+    def next_frame(self) -> bytes | None:
+        """See Sender."""
+        delta = self._log.take()
+        if delta is None:
+            return None
+        self._taken.append((delta.seq, delta.size, len(delta.chunk)))
+        self._sending += len(delta.chunk)
+        self._count_kept()
+        return text_frame(self._write(delta))
+
+    def sent(self, end: int) -> None:
+        """See Sender."""
+        seq, size, length = self._taken.popleft()
+        self._sending -= length
+        self._figure += 1
+        if seq:
+            self._in_flight.append((end, seq, size))
+            if len(self._in_flight) > _IN_FLIGHT:
+                self._look_what_arrived()
+        if not self.pending:
+            self._moved.unpark_all()
+            if self._over:
+                self._leave_socket()
+
+    def lost(self) -> None:
+        """See Sender."""
+        self._look_what_arrived()
+        self._socket = None
+        self._taken.clear()
+        self._in_flight.clear()
+        self._sending = 0
+        self._lost_at = trio.current_time()
+        if self._over and not self.terms.kept:
+            self._log.clear()
+        self._moved.unpark_all()
+
+    def _write(self, delta: Delta) -> bytes:
+        if delta.seq:
+            return self._writer.write(delta.seq, delta.chunk, delta.tokens, delta.size)
+        assert self._last is not None
+        kind, members = self._last
+        return write_token_message(
+            kind, self.stream_id, request_id=self.request_id, **members, delivery=self._counts()
+        )
+
+    def _counts(self) -> Members:
+        """Count tokens. Delivered are those in deltas that were sent before: whoever reads this has them."""
+        made = 0 if self.tally is None else self.tally.tokens_generated()[0] or 0
+        delivered = self._tokens[self._log.sent]
+        whole = self._last is not None and self._last[0] == "done"
+        return {
+            "generated": max(made, self._ends.tokens),
+            "delivered": max(made, delivered) if whole else delivered,
+            "acknowledged": None if self.tally is None else self.tally.acknowledged,
+        }
+
+    def _look_what_arrived(self) -> None:
+        if self._socket is not None and self._in_flight:
+            there = self._socket.acknowledged()
+            while self._in_flight and self._in_flight[0][0] <= there:
+                _, seq, size = self._in_flight.popleft()
+                self._arrived = max(self._arrived, (seq, size))
+
+    def _wake(self) -> None:
+        self._count_kept()
+        if self._socket is not None:
+            self._socket.wake(self)
+
+    def _count_kept(self) -> None:
+        """Tell the pool how many bytes stay here for another socket."""
+        counted = self._log.kept_bytes + self._log.waiting_bytes if self.terms.kept else 0
+        if counted > self._counted:
+            self._pool.take(counted - self._counted)
+        elif counted < self._counted:
+            self._pool.give(self._counted - counted)
+        self._counted = counted
+
+    # -- how its exchange goes, see StreamPort
+
+    def queued(self, request: InternalRequest, position: int, eta: float | None) -> None:
+        """See StreamPort."""
+        eta_ms = None if eta is None else round(eta * 1000)
+        self._say("queued", request_id=self.request_id, position=position, eta_ms=eta_ms)
+
+    def placed(self, request: InternalRequest) -> None:
+        """See StreamPort."""
+        self._model = request.model
+        self._say_accepted()
+
+    def settle(self, ending: Ending) -> None:
+        """See StreamPort."""
+        self._over = True
+        problem = ending.problem
+        if self._last is None or self._cut:
+            if ending.outcome is Outcome.CLIENT_STALLED:
+                problem = Problem.of("client_stalled", "the client did not take the answer in time")
+            if problem is not None and self._socket is not None:
+                self._last = _failure(problem, None)
+                self._socket.say(self._write(_LAST_DELTA))
+        if not self.pending:
+            self._leave_socket()
+
+    def _say_accepted(self) -> None:
+        self._say("accepted", request_id=self.request_id, model=self._model)
+
+    def _say(self, kind: str, **members: object) -> None:
+        if self._socket is not None:
+            self._socket.say(write_token_message(kind, self.stream_id, **members))
+
+    # -- what its client says
+
+    @property
+    def kept(self) -> int:
+        """Bytes that are kept for another socket, as the pool counts them."""
+        return self._counted
+
+    @property
+    def attached(self) -> bool:
+        """Whether it has a socket."""
+        return self._socket is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether its exchange has ended and all of it was sent."""
+        return self._over and not self.pending
+
+    def acknowledge(self, seq: int, credit: int | None) -> None:
+        """Take an acknowledgement.
+
+        Raises:
+            NotSent: of a delta that was not sent.
+        """
+        self._log.acknowledge(seq, credit)
+        self._note_acknowledged()
+        self._moved.unpark_all()
+        self._wake()
+
+    def resume(self, stream_id: str, socket: WebSocket, after: int, credit: int | None) -> None:
+        """Go on over another socket behind the delta ``after``; the one that it had forgets it.
+
+        Raises:
+            NotSent, Dropped: it can not.
+        """
+        self._log.rewind(after, credit)
+        self._leave_socket()
+        self._taken.clear()
+        self._in_flight.clear()
+        self._sending = 0
+        self.stream_id = stream_id
+        self._writer = DeltaWriter(stream_id)
+        self._socket = socket
+        self._lost_at = None
+        self._seen = -1
+        self._note_acknowledged()
+        self._moved.unpark_all()
+        self._say_accepted()
+        socket.attach(self)
+
+    def forget(self) -> None:
+        """Give back what is kept: nobody resumes it any more."""
+        self._log.clear()
+        self._count_kept()
+
+    def _leave_socket(self) -> None:
+        if self._socket is not None:
+            self._look_what_arrived()
+            self._socket.detach(self)
+
+    def _note_acknowledged(self) -> None:
+        acked = self._log.acked
+        if self.tally is not None:
+            self.tally.acknowledged = self._tokens[acked]
+        self._look_what_arrived()
+        if acked > self._arrived[0]:
+            self._arrived = acked, self._size_at(acked)
+
+    def _size_at(self, seq: int) -> int:
+        """Bytes of events up to a delta that was acknowledged before the kernel was asked."""
+        return max((size for _, number, size in self._in_flight if number <= seq), default=self._arrived[1])
+
+
+def _failure(problem: Problem, extra: dict[str, object] | None) -> tuple[str, Members]:
+    """Answer kind and members of the message that tells a failure."""
+    kind = "cancelled" if problem.code == _CANCELLED else "error"
+    members: Members = {} if kind == "cancelled" else {"error": error_object(problem, extra)}
+    if problem.retry_after is not None:
+        members["retry_after_ms"] = max(round(problem.retry_after * 1000), 1)
+    return kind, members

@@ -1,0 +1,275 @@
+"""One socket of ``trio-gateway.tokens.v1``: its messages, and the streams that are theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from ..contract import OPERATIONS
+from ..errors import Problem, Refused
+from ..flow import BufferPool, Dropped, NotSent
+from ..tenancy import Caller
+from ..wire import (
+    Ack,
+    Auth,
+    CancelStream,
+    GenerateStream,
+    MalformedMessage,
+    Resume,
+    read_client_message,
+    write_token_message,
+)
+from ._generate import Asked
+from ._problems import error_object
+from ._socket_streams import SocketStreams, StreamRun
+from ._token_stream import StreamTerms, TokenStream
+from ._websocket import WebSocket
+
+_OPERATIONS: Final = {operation.name: operation for operation in OPERATIONS if operation.streams}
+MALFORMED: Final = 4400
+BAD_KEY: Final = 4401
+REVOKED: Final = 4403
+TOO_MANY: Final = 4429
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSettings:
+    """Bounds of all sockets of this kind.
+
+    Attributes:
+        max_streams: generations at a time on one socket.
+        max_event: bytes of one event.
+        kept: bytes of deltas that a resumable stream keeps until they are acknowledged.
+        window: seconds that it can be resumed in after its socket was lost, or after its end.
+    """
+
+    max_streams: int
+    max_event: int
+    kept: int
+    window: float
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A resumable stream, whose owner may come for it.
+
+    Attributes:
+        ended: when its exchange was seen to be over, Trio clock seconds.
+    """
+
+    stream: TokenStream
+    run: StreamRun
+    tenant: str
+    key_id: str | None
+    ended: float | None = None
+
+
+class KeptStreams:
+    """The resumable streams of the process, by request id.
+
+    Args:
+        window: seconds that one is kept after its end.
+    """
+
+    def __init__(self, window: float) -> None:
+        self._window = window
+        self._kept: dict[str, _Kept] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that they keep."""
+        return sum(kept.stream.kept for kept in self._kept.values())
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, stream: TokenStream, run: StreamRun, caller: Caller) -> None:
+        """Keep a stream for its owner."""
+        self._kept[run.exchange_id] = _Kept(stream, run, caller.tenant.id, caller.key_id)
+
+    def find(self, request_id: str, caller: Caller) -> tuple[TokenStream, StreamRun] | None:
+        """Answer a stream of this caller's own; None: there is no such, or no longer."""
+        kept = self._kept.get(request_id)
+        if kept is None or (kept.tenant, kept.key_id) != (caller.tenant.id, caller.key_id):
+            return None
+        return kept.stream, kept.run
+
+    def sweep(self) -> None:
+        """Forget those that ended long ago; to be called about once a second."""
+        now = trio.current_time()
+        for request_id, kept in tuple(self._kept.items()):
+            if not kept.stream.over:
+                continue
+            kept.ended = kept.ended or now
+            if now - kept.ended >= self._window:
+                kept.stream.forget()
+                del self._kept[request_id]
+
+
+class TokenSession:
+    """The client's side of one socket.
+
+    Args:
+        caller: who calls; None: the first message says it.
+        authenticate: answers whose key it is.
+
+    Attributes:
+        caller: once it is known.
+    """
+
+    def __init__(
+        self,
+        settings: TokenSettings,
+        streams: SocketStreams,
+        kept: KeptStreams,
+        pool: BufferPool,
+        caller: Caller | None,
+        authenticate: Callable[[bytes], Caller],
+        asked: Asked,
+    ) -> None:
+        self.caller = caller
+        self._settings = settings
+        self._streams = streams
+        self._kept = kept
+        self._pool = pool
+        self._authenticate = authenticate
+        self._asked = asked
+        self._open: dict[str, tuple[TokenStream, StreamRun]] = {}
+        self._socket: WebSocket | None = None
+
+    def serve(self, socket: WebSocket) -> None:
+        """Name the socket whose messages will be heard."""
+        self._socket = socket
+
+    @property
+    def running(self) -> int:
+        """How many streams are under way."""
+        return sum(1 for _ in self._live())
+
+    def _live(self) -> Iterator[TokenStream]:
+        return (stream for stream, _ in self._open.values() if not stream.over)
+
+    def hear(self, text: str) -> None:
+        """Take one message."""
+        socket = self._socket
+        assert socket is not None
+        try:
+            message = read_client_message(text)
+        except MalformedMessage as exc:
+            socket.close(MALFORMED, f"no message of this protocol: {exc}")
+            return
+        if isinstance(message, Auth):
+            self._hear_auth(socket, message)
+        elif self.caller is None:
+            socket.close(BAD_KEY, "the first message has to be auth")
+        elif isinstance(message, GenerateStream):
+            self._generate(socket, self.caller, message)
+        elif isinstance(message, Ack):
+            self._hear_ack(socket, message)
+        elif isinstance(message, CancelStream):
+            self._cancel(message)
+        else:
+            self._resume(socket, self.caller, message)
+
+    def going_away(self, seconds: float) -> bytes:
+        """Answer the message that says how long running streams still have."""
+        return write_token_message("going_away", deadline_ms=round(seconds * 1000))
+
+    def end(self) -> None:
+        """The socket is over; its streams know that already."""
+        self._open.clear()
+        self._socket = None
+
+    def _hear_auth(self, socket: WebSocket, message: Auth) -> None:
+        if self.caller is not None:
+            socket.close(MALFORMED, "this socket has its key already")
+            return
+        try:
+            self.caller = self._authenticate(message.key.encode())
+        except Refused as refused:
+            socket.close(BAD_KEY, refused.problem.message)
+
+    def _generate(self, socket: WebSocket, caller: Caller, message: GenerateStream) -> None:
+        self._forget_old()
+        name = message.stream_id
+        if name in self._open and not self._open[name][0].over:
+            _refuse(socket, name, "invalid_value", "a stream of this name is under way", "stream_id")
+            return
+        operation = _OPERATIONS.get(message.operation)
+        if operation is None:
+            known = ", ".join(_OPERATIONS)
+            _refuse(socket, name, "invalid_value", f"the operation is none of {known}", "operation")
+            return
+        if self.running >= self._settings.max_streams:
+            socket.close(TOO_MANY, f"more than {self._settings.max_streams} streams on one socket")
+            return
+        settings = self._settings
+        kept = settings.kept if message.resumable else 0
+        terms = StreamTerms(message.credit, settings.max_event, kept, settings.window)
+        stream = TokenStream(name, terms, operation, socket, self._pool)
+        asked = Asked(
+            timeout_ms=None if message.timeout_ms is None else b"%d" % message.timeout_ms,
+            priority=message.priority,
+            session=message.session,
+            receipt=self._asked.receipt,
+            trace=self._asked.trace,
+        )
+        run = self._streams.start(stream, asked, bytes(message.body), operation, caller, kept)
+        self._open[name] = stream, run
+        if kept:
+            self._kept.add(stream, run, caller)
+
+    def _hear_ack(self, socket: WebSocket, message: Ack) -> None:
+        found = self._open.get(message.stream_id)
+        if found is None:
+            return
+        try:
+            found[0].acknowledge(message.seq, message.credit)
+        except NotSent:
+            socket.close(MALFORMED, "an acknowledgement of what was not sent")
+
+    def _cancel(self, message: CancelStream) -> None:
+        found = self._open.get(message.stream_id)
+        if found is not None:
+            found[1].end()
+
+    def _resume(self, socket: WebSocket, caller: Caller, message: Resume) -> None:
+        self._forget_old()
+        name = message.stream_id
+        if name in self._open and not self._open[name][0].over:
+            _refuse(socket, name, "invalid_value", "a stream of this name is under way", "stream_id")
+            return
+        found = self._kept.find(message.request_id, caller)
+        if found is None:
+            _refuse(socket, name, "request_not_found", "there is no such stream, or no longer", "request_id")
+            return
+        if self.running >= self._settings.max_streams:
+            socket.close(TOO_MANY, f"more than {self._settings.max_streams} streams on one socket")
+            return
+        stream, run = found
+        try:
+            stream.resume(name, socket, message.after_seq, message.credit)
+        except NotSent:
+            _refuse(socket, name, "invalid_value", "that delta was not sent yet", "after_seq")
+        except Dropped:
+            _refuse(socket, name, "request_not_found", "what follows is not kept any more", "after_seq")
+        else:
+            self._open[name] = stream, run
+
+    def _forget_old(self) -> None:
+        """Forget streams that are over, but for those that may still be acknowledged."""
+        for name, (stream, _) in tuple(self._open.items()):
+            if stream.over and not stream.kept:
+                del self._open[name]
+
+
+def _refuse(socket: WebSocket, stream_id: str, code: str, message: str, param: str) -> None:
+    """Answer a message that could begin no stream."""
+    problem = Problem.of(code, message, param=param)
+    socket.say(write_token_message("error", stream_id, error=error_object(problem, None), delivery=_NOTHING))
+
+
+_NOTHING: Final = {"generated": 0, "delivered": 0, "acknowledged": None}
