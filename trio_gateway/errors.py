@@ -64,6 +64,7 @@ CODES: Final[dict[str, CodeInfo]] = {
     "queue_timeout": CodeInfo(503, _OVERLOADED, False),
     "gateway_draining": CodeInfo(503, _OVERLOADED, False),
     "records_unavailable": CodeInfo(503, _OVERLOADED, False),
+    "keys_unavailable": CodeInfo(503, _OVERLOADED, False),
     "operator_cancelled": CodeInfo(503, _OVERLOADED, True),
     "engine_out_of_memory": CodeInfo(503, "engine_out_of_memory", True),
     "deadline_exceeded": CodeInfo(504, "timeout_error", False),

@@ -18,7 +18,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ from .config import (
     TenantSettings,
     WorkerSettings,
     certificate_complaint,
+    merge_tenants,
 )
 from .contract import InternalRequest, Worker
 from .edge import (
@@ -77,7 +79,7 @@ from .fleet import (
 from .flow import BufferPool
 from .ledger import Books, Ledger, LedgerSettings, Record, conservation_errors
 from .telemetry import METRICS_TYPE, Log, render_metrics, return_free_memory
-from .tenancy import Caller, Keyring, RateBook, RateLimits, Tenant
+from .tenancy import Caller, Follower, Keyring, RateBook, RateLimits, Stored, Tenant, open_roster
 from .units import MiB
 from .upstream import ConnectionPool, HttpEngine, UpstreamLimits, ask, follow, order, resolve
 
@@ -140,7 +142,8 @@ class Gateway:
             self.fleet_watch.begin,
             self._note_worker,
         )
-        self.keyring: Final = _make_keyring(settings)
+        database = settings.database.url
+        self.keyring: Final = _make_keyring(settings.tenants, settings, read=database is None)
         self.admission: Final = Admission(
             self.fleet,
             AdmissionLimits(
@@ -155,6 +158,16 @@ class Gateway:
             random.random,
         )
         self.rates: Final = _make_rates(settings, self.admission)
+        self.follower: Final = (
+            None
+            if database is None
+            else Follower(
+                lambda: open_roster(database.value),
+                lambda stored: _make_callers(settings, stored),
+                self._take_callers,
+                log,
+            )
+        )
         tls = settings.server.tls
         self.tls: Final = None if tls is None else server_context(tls.certificate, tls.key)
         self.server: Final = self._make_server()
@@ -179,6 +192,8 @@ class Gateway:
                 watches = (self.watch.run, self.fleet_watch.run, self.named_workers.run)
                 for task in (*watches, self.drain.run, self.admission.run, self._sweep):
                     nursery.start_soon(task)
+                if self.follower is not None:
+                    await nursery.start(self.follower.run)
                 app = make_app(self.statistics, render_metrics, METRICS_TYPE)
                 binds = tuple(map(str, self.settings.admin.bind))
                 self.admin_addresses = await nursery.start(serve_admin, app, binds, self.report_bug)
@@ -280,6 +295,8 @@ class Gateway:
         """Say why the gateway is not ready; None: it is."""
         if self._stopping is not None:
             return self._stopping
+        if not (self.keyring.complete or self.keyring.tenants):
+            return "the tenants have not been read yet"
         if not self.fleet.books:
             return "there is no worker"
         return None if self.fleet.ready() else "no worker is ready"
@@ -331,9 +348,16 @@ class Gateway:
             "idle_after_cancel": dict(self.idle_times),
             "counts": _counts(books),
             "ledger": None if self.ledger is None else self.ledger.statistics(),
+            "tenants": None if self.follower is None else self.follower.statistics(),
             "log_lines_dropped": self._log.dropped,
             "recent": list(books.recent),
         }
+
+    def _take_callers(self, callers: Callers) -> None:
+        """Have others call from now on. What was accepted goes on."""
+        self.keyring.become(callers.keyring)
+        self.rates.relimit(callers.tenant_limits, callers.key_limits)
+        self.admission.reshare(callers.shares)
 
     def _begin_watching(self, book: WorkerBook) -> None:
         self.fleet_watch.begin(book)
@@ -555,14 +579,54 @@ def _make_worker(worker: WorkerSettings) -> Worker:
     )
 
 
-def _make_keyring(settings: Settings) -> Keyring:
-    tenants = {tenant.id: _make_tenant(tenant) for tenant in settings.tenants}
-    keys = [
-        (key.digest, _make_caller(tenants[tenant.id], key))
-        for tenant in settings.tenants
-        for key in tenant.keys
-    ]
-    return Keyring(keys, tenants.values())
+@dataclass(frozen=True, slots=True)
+class Callers:
+    """All who may call, from the file and the database, as the parts want to know them."""
+
+    keyring: Keyring
+    shares: Mapping[str, TenantShare]
+    tenant_limits: Mapping[str, RateLimits]
+    key_limits: Mapping[str, RateLimits]
+
+
+def _make_callers(settings: Settings, stored: Stored) -> tuple[Callers, tuple[str, ...]]:
+    """Put together what the file and the database have; and say what is ignored."""
+    merged = merge_tenants(
+        settings.tenants,
+        (tenant.entry for tenant in stored.tenants),
+        ((key.tenant, key.entry) for key in stored.keys),
+    )
+    tenants = merged.tenants
+    # Where there was ever a tenant, an empty table locks all out: removing the last must not let all in.
+    callers = Callers(
+        _make_keyring(tenants, settings, read=True, used=stored.revision > 0),
+        {tenant.id: _share(tenant) for tenant in tenants},
+        _limits_of(tenants),
+        _limits_of(_keys_of(tenants)),
+    )
+    return callers, merged.ignored
+
+
+def _make_keyring(
+    tenants: Iterable[TenantSettings], settings: Settings, *, read: bool, used: bool = False
+) -> Keyring:
+    """Make a ring of all keys.
+
+    Args:
+        read: whether these are all tenants that there are.
+        used: there were tenants at some time.
+    """
+    owners = [(_make_tenant(tenant), tenant.keys) for tenant in tenants]
+    return Keyring(
+        [(key.digest, _make_caller(tenant, key)) for tenant, keys in owners for key in keys],
+        [tenant for tenant, _ in owners],
+        closed=used or not read or not settings.serves_anonymous(),
+        complete=read,
+    )
+
+
+def _keys_of(tenants: Iterable[TenantSettings]) -> list[KeySettings]:
+    return [key for tenant in tenants for key in tenant.keys]
 
 
 def _make_caller(tenant: Tenant, key: KeySettings) -> Caller:
@@ -571,8 +635,7 @@ def _make_caller(tenant: Tenant, key: KeySettings) -> Caller:
 
 
 def _make_rates(settings: Settings, admission: Admission) -> RateBook:
-    keys = [key for tenant in settings.tenants for key in tenant.keys]
-    tenants, of_keys = _limits_of(settings.tenants), _limits_of(keys)
+    tenants, of_keys = _limits_of(settings.tenants), _limits_of(_keys_of(settings.tenants))
     return RateBook(
         tenants, of_keys, clock=trio.current_time, dice=random.random, estimate=admission.probable_tokens
     )

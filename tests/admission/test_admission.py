@@ -826,7 +826,7 @@ async def test_tiers_come_in_order_after_workers_joined_two_pools(autojump_clock
     assert [ticket.waiting for ticket in (interactive, batch[1])] == [False, True]
 
 
-# Other shares ------------------------------------------------------------------------------------------------
+# Other shares -----------------------------------------------------------------------------------------------
 
 
 async def test_a_higher_bound_lets_those_in_who_wait_for_it(

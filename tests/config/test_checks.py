@@ -11,7 +11,7 @@ from trio_gateway.config import parse_settings
 
 OPEN = (
     "other machines can reach {}, and without [[tenants]] everybody is served: "
-    "add a tenant with a key, or set server.allow_anonymous = true"
+    "add a tenant with a key, name a database that has tenants, or set server.allow_anonymous = true"
 )
 AGENT = WORKER.replace("vllm", "agent")
 UNGUARDED = (

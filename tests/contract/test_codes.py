@@ -40,7 +40,7 @@ PROMISED = {
     (502, "upstream_error"): "engine_failed engine_protocol_error engine_credentials",
     (503, "overloaded_error"): (
         "no_worker engine_unavailable engine_overloaded queue_timeout gateway_draining records_unavailable "
-        "operator_cancelled"
+        "keys_unavailable operator_cancelled"
     ),
     (503, "engine_out_of_memory"): "engine_out_of_memory",
     (504, "timeout_error"): "deadline_exceeded first_token_timeout",
@@ -67,6 +67,7 @@ MAY_HELP = {
     "queue_timeout",
     "gateway_draining",
     "records_unavailable",
+    "keys_unavailable",
     "deadline_exceeded",
     "first_token_timeout",
 }

@@ -125,11 +125,11 @@ async def test_a_database_that_is_away_is_not_noticed_by_requests(tmp_path: Path
     database = {"url": "sqlite:///later/records.db"}
     async with (
         open_engine(good_answer) as engine,
-        serving(engine, folder=tmp_path, database=database) as gateway,
+        serving(engine, folder=tmp_path, database=database, tenants=[tenant("t1", "k")]) as gateway,
     ):
         await until_true(lambda: gateway.gateway.statistics()["ledger"]["trouble"])
         for _ in range(5):
-            assert (await gateway.ask(chat_request())).status == 200
+            assert (await gateway.ask(chat_request(key="k"))).status == 200
         assert not replayed(gateway)
         (tmp_path / "later").mkdir()
         await until_true(lambda: replayed(gateway))
@@ -146,9 +146,9 @@ async def test_a_full_journal_refuses_what_is_new_until_the_database_is_back(tmp
     database = {"url": "sqlite:///later/records.db", "journal_bytes": MiB, "gateway_id": "gw-1"}
     async with (
         open_engine(good_answer) as engine,
-        serving(engine, folder=tmp_path, database=database) as gateway,
+        serving(engine, folder=tmp_path, database=database, tenants=[tenant("t1", "k")]) as gateway,
     ):
-        answer = await gateway.ask(chat_request())
+        answer = await gateway.ask(chat_request(key="k"))
         assert (answer.status, error_code(answer)) == (503, "records_unavailable")
         assert int(answer.header("retry-after") or 0) >= 5
         assert gateway.turned_away() == {"records_unavailable": 1}
@@ -157,7 +157,7 @@ async def test_a_full_journal_refuses_what_is_new_until_the_database_is_back(tmp
         await until_true(lambda: "journal_full" in gateway.log.getvalue())
         (tmp_path / "later").mkdir()
         await until_true(lambda: replayed(gateway))
-        assert (await gateway.ask(chat_request())).status == 200
+        assert (await gateway.ask(chat_request(key="k"))).status == 200
     outcomes = Counter(row["outcome"] for row in rows_at(f"sqlite:///{tmp_path / 'later' / 'records.db'}"))
     assert outcomes == {"gateway_crashed": LEFT, "completed": 1}
     assert gateway.logged("exchanges_crashed")[0]["count"] == LEFT
@@ -215,11 +215,15 @@ async def test_a_database_that_never_answers_does_not_hold_up_the_end(tmp_path: 
         async with (
             open_engine(good_answer) as engine,
             process_serving(
-                engine, folder=tmp_path, database=database, shutdown={"readiness_delay": 0}
+                engine,
+                folder=tmp_path,
+                database=database,
+                tenants=[tenant("t1", "k")],
+                shutdown={"readiness_delay": 0},
             ) as gateway,
         ):
             with await gateway.connect() as client:
-                await client.send(chat_request())
+                await client.send(chat_request(key="k"))
                 assert (await client.read_to_end()).status == 200
             gateway.send(signal.SIGTERM)
             with trio.fail_after(LIMIT):

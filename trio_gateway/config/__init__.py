@@ -11,8 +11,8 @@ from trio_gateway.config._addresses import Bind, Endpoint, parse_bind, parse_net
 from trio_gateway.config._certificates import certificate_complaint
 from trio_gateway.config._database import DatabaseUrl, parse_database_url
 from trio_gateway.config._explain import explain
-from trio_gateway.config._key_table import key_table, parse_expiry
-from trio_gateway.config._load import load_settings, parse_settings
+from trio_gateway.config._key_table import judge_tenant, key_table, parse_expiry
+from trio_gateway.config._load import load_settings, names_database, parse_settings
 from trio_gateway.config._not_yet import NOT_YET
 from trio_gateway.config._problems import ConfigurationError, Problem
 from trio_gateway.config._reference import reference_page
@@ -35,6 +35,7 @@ from trio_gateway.config._sections import (
     TlsSettings,
 )
 from trio_gateway.config._settings import Settings
+from trio_gateway.config._stored import Merged, merge_tenants
 from trio_gateway.config._tables import (
     CANCEL_GRACE,
     DEFAULT_SLOTS,
@@ -63,6 +64,7 @@ __all__ = [
     "KeySettings",
     "LimitsSettings",
     "LogSettings",
+    "Merged",
     "ModelSettings",
     "ProbesSettings",
     "Problem",
@@ -76,8 +78,11 @@ __all__ = [
     "WorkerSettings",
     "certificate_complaint",
     "explain",
+    "judge_tenant",
     "key_table",
     "load_settings",
+    "merge_tenants",
+    "names_database",
     "parse_bind",
     "parse_database_url",
     "parse_expiry",

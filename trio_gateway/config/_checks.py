@@ -284,11 +284,14 @@ def _check_tls(draft: Draft, report: Report) -> None:
 def _check_public_binds(draft: Draft, report: Report) -> None:
     if draft.value("server", "allow_anonymous") or report.document.tree.get("tenants"):
         return
+    if report.document.written(("database", "url")):  # its tenants, and nobody without a key
+        return
     for index, bind in enumerate(draft.value("server", "bind") or ()):
         if not bind.local:
             message = (
                 f"other machines can reach {bind}, and without [[tenants]] everybody is served: "
-                "add a tenant with a key, or set server.allow_anonymous = true"
+                "add a tenant with a key, name a database that has tenants, or set "
+                "server.allow_anonymous = true"
             )
             report.add(("server", "bind", index), message)
 

@@ -1,4 +1,4 @@
-"""A new key as the file wants to have it, for ``trio-gateway keys create``."""
+"""New keys and tenants, judged by the rules of the file, for ``trio-gateway keys`` and ``tenants``."""
 
 from __future__ import annotations
 
@@ -9,28 +9,44 @@ from typing import get_args
 
 from trio_gateway.config._load import parse_settings
 from trio_gateway.config._problems import quoted
-from trio_gateway.config._tables import Tier
+from trio_gateway.config._sections import DeadlinesSettings
+from trio_gateway.config._tables import TenantSettings, Tier
 
-Value = str | int | datetime | Sequence[str]
+Value = str | float | bool | datetime | Sequence[str]
 
 
-def key_table(tenant: str, members: Mapping[str, Value]) -> str:
+def key_table(tenant: str, members: Mapping[str, Value], owner: TenantSettings | None = None) -> str:
     """Write one entry of a tenant's `keys`, on one line.
 
     Args:
         tenant: its id, which is only judged.
         members: `id`, `hash`, and what else a key may have; of lists that are empty nothing is written.
+        owner: the tenant, if it is known what it may use: the key can be given no more.
 
     Raises:
         ConfigurationError: the file would be refused with it.
     """
-    pairs = [f"{name} = {_toml(value)}" for name, value in members.items() if value != ()]
-    table = "{" + ", ".join(pairs) + "}"
-    tiers = _toml(get_args(Tier))
-    parse_settings(
-        f"[[tenants]]\nid = {quoted(tenant)}\ntiers = {tiers}\nkeys = [{table}]\n", name="the new key"
-    )
+    table = "{" + ", ".join(_pairs({name: value for name, value in members.items() if value != ()})) + "}"
+    tiers, models = (get_args(Tier), ("*",)) if owner is None else (owner.tiers, owner.models)
+    lines = _pairs({"id": tenant, "tiers": tiers, "models": models})
+    parse_settings("\n".join(["[[tenants]]", *lines, f"keys = [{table}]"]), name="the new key")
     return table
+
+
+def judge_tenant(tenant: str, members: Mapping[str, Value], deadlines: DeadlinesSettings) -> TenantSettings:
+    """Read a tenant without keys as if it stood in a file.
+
+    Args:
+        tenant: its id.
+        members: what else it shall have.
+        deadlines: of that file.
+
+    Raises:
+        ConfigurationError: the file would be refused with it.
+    """
+    limits = {"default": deadlines.default, "maximum": deadlines.maximum}
+    lines = ["[deadlines]", *_pairs(limits), "[[tenants]]", *_pairs({"id": tenant, **members}), "keys = []"]
+    return parse_settings("\n".join(lines), name="the tenant").tenants[0]
 
 
 def parse_expiry(text: str, now: datetime) -> datetime:
@@ -56,11 +72,17 @@ def parse_expiry(text: str, now: datetime) -> datetime:
     return moment
 
 
+def _pairs(members: Mapping[str, Value]) -> list[str]:
+    return [f"{name} = {_toml(value)}" for name, value in members.items()]
+
+
 def _toml(value: Value) -> str:
     match value:
         case str():
             return quoted(value)
-        case int():
+        case bool():
+            return str(value).lower()
+        case int() | float():
             return str(value)
         case datetime():
             return value.isoformat().replace("+00:00", "Z")

@@ -81,6 +81,25 @@ def parse_settings(
     return _assemble(parse_document(text, name), environ, overrides, FilePath(folder)).settings
 
 
+def names_database(
+    path: str | os.PathLike[str], environ: Mapping[str, str], overrides: Sequence[str] = ()
+) -> bool:
+    """Whether a configuration names a database, whatever else is wrong with it.
+
+    Args:
+        path: the TOML file.
+        environ: as `load_settings` takes it.
+        overrides: as `load_settings` takes them.
+
+    Raises:
+        ConfigurationError: the file can not be read at all.
+    """
+    name = os.fspath(path)
+    document = parse_document(_read_text(name), name)
+    _lay_over(document, environ, overrides)
+    return document.written(("database", "url")) is not None
+
+
 def load(path: str | os.PathLike[str], environ: Mapping[str, str], overrides: Sequence[str]) -> Loaded:
     """Do as `load_settings` does, and keep the origins."""
     name = os.fspath(path)

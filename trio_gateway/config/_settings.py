@@ -59,6 +59,13 @@ class Settings(Section):
         names = set(model.workers)
         return tuple(worker for worker in self.workers if names & {worker.id, *worker.labels})
 
+    def serves_anonymous(self) -> bool:
+        """Whether callers without a key are served as long as there is no tenant.
+
+        Where other machines can reach the gateway, they are only if the settings say so.
+        """
+        return self.server.allow_anonymous or all(bind.local for bind in self.server.bind)
+
     def serving_tenants(self) -> tuple[TenantSettings, ...]:
         """Answer the tenants, or, where none is configured, the one that serves everybody without a key.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
+from typing import Final
 
 import trio
 
@@ -12,6 +14,8 @@ from ..tenancy import Caller, FailedKeys, Keyring
 from ..wire import RequestHead
 from ._client_address import Networks, client_of
 from ._connection import Connection
+
+SOON: Final = 2.0  # seconds, told to whom shows a key that may be in a database which is away
 
 
 class Authenticator:
@@ -37,12 +41,17 @@ class Authenticator:
         """Answer who calls.
 
         Raises:
-            Refused: ``invalid_api_key``, or ``rate_limit_exceeded`` where that was said too often.
+            Refused: ``invalid_api_key``, or ``rate_limit_exceeded`` where that was said too often; or
+                ``keys_unavailable``, while nobody can say whether it is one.
         """
         key = presented_key(head)
         caller = self._keyring.find(key)
         if caller is not None and not caller.expired(self._wall()):
             return caller
+        if caller is None and not self._keyring.complete:
+            what = "the keys have not been read yet"
+            wait = SOON * random.uniform(1.0, 1.5)
+            raise Refused(Problem.of("keys_unavailable", what, retry_after=wait))
         client = client_of(connection.peer, head, self._trusted)
         if wait := self._failed.note(client, trio.current_time()):
             what = "too many requests without a good API key came from this address"

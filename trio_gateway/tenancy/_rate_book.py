@@ -19,10 +19,52 @@ TOKENS: Final = "tokens"
 class Account:
     """The buckets of one tenant or key, by what they hold; ``whose`` says which of both."""
 
-    def __init__(self, limits: RateLimits, whose: str) -> None:
+    def __init__(self, whose: str) -> None:
         self.whose: Final = whose
-        amounts = ((REQUESTS, limits.requests), (TOKENS, limits.tokens))
-        self.buckets: Final = {kind: Bucket(size) for kind, size in amounts if size is not None}
+        self.limits = RateLimits()
+        self.buckets: Final[dict[str, Bucket]] = {}
+
+    def limit(self, limits: RateLimits, now: float) -> None:
+        """Have these limits from now on. Charges keep the buckets that they took from."""
+        self.limits = limits
+        for kind, size in ((REQUESTS, limits.requests), (TOKENS, limits.tokens)):
+            if size is None:
+                self.buckets.pop(kind, None)
+            elif kind in self.buckets:
+                self.buckets[kind].resize(size, now)
+            else:
+                self.buckets[kind] = Bucket(size)
+
+
+class Accounts:
+    """All tenants' accounts, or all keys'. Each is opened when it is first charged.
+
+    Args:
+        whose: ``tenant`` or ``key``.
+        limits: by id; who has none has no row.
+    """
+
+    def __init__(self, whose: str, limits: Mapping[str, RateLimits]) -> None:
+        self._whose = whose
+        self._limits = limits
+        self._accounts: dict[str, Account] = {}
+
+    def relimit(self, limits: Mapping[str, RateLimits]) -> None:
+        """Take other limits; what was used stays used."""
+        self._limits = limits
+        self._accounts = {id_: account for id_, account in self._accounts.items() if id_ in limits}
+
+    def of(self, id_: str, now: float) -> Account | None:
+        """Answer an account; None: there are no limits."""
+        limits = self._limits.get(id_)
+        if limits is None:
+            return None
+        account = self._accounts.get(id_)
+        if account is None:
+            account = self._accounts[id_] = Account(self._whose)
+        if account.limits != limits:
+            account.limit(limits, now)
+        return account
 
 
 @final
@@ -87,16 +129,21 @@ class RateBook:
         dice: Callable[[], float] = lambda: 0.0,
         estimate: Callable[[InternalRequest], tuple[float, float]] = lambda request: (0.0, 0.0),
     ) -> None:
-        self._tenants = {id_: Account(limits, "tenant") for id_, limits in tenants.items()}
-        self._keys = {id_: Account(limits, "key") for id_, limits in keys.items()}
+        self._tenants = Accounts("tenant", tenants)
+        self._keys = Accounts("key", keys)
         self._clock = clock
         self._dice = dice
         self._estimate = estimate
 
+    def relimit(self, tenants: Mapping[str, RateLimits], keys: Mapping[str, RateLimits]) -> None:
+        """Take other limits from now on; what was used stays used, and what was reserved is settled."""
+        self._tenants.relimit(tenants)
+        self._keys.relimit(keys)
+
     def charge(self, request: InternalRequest) -> Charge:
         """See RatesPort."""
         now = self._clock()
-        accounts = self._accounts(request.tenant, request.key_id)
+        accounts = self._accounts(request.tenant, request.key_id, now)
         prompt, output = map(math.ceil, self._estimate(request)) if accounts else (0, 0)
         longest, reason = 0.0, ""
         for account in accounts:
@@ -114,10 +161,10 @@ class RateBook:
 
     def standings(self, tenant: str, key_id: str | None) -> tuple[RateStanding, ...]:
         """See RatesPort."""
-        accounts = self._accounts(tenant, key_id)
+        now = self._clock()
+        accounts = self._accounts(tenant, key_id, now)
         if not accounts:
             return ()
-        now = self._clock()
         found = []
         for kind in (REQUESTS, TOKENS):
             buckets = [account.buckets[kind] for account in accounts if kind in account.buckets]
@@ -128,6 +175,6 @@ class RateBook:
                 found.append(RateStanding(kind, least.size, left, least.until_full(now)))
         return tuple(found)
 
-    def _accounts(self, tenant: str, key_id: str | None) -> tuple[Account, ...]:
-        both = (self._tenants.get(tenant), None if key_id is None else self._keys.get(key_id))
+    def _accounts(self, tenant: str, key_id: str | None, now: float) -> tuple[Account, ...]:
+        both = (self._tenants.of(tenant, now), None if key_id is None else self._keys.of(key_id, now))
         return tuple(account for account in both if account is not None)

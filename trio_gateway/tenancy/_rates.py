@@ -31,7 +31,7 @@ class Bucket:
     __slots__ = ("_full_at", "size")
 
     def __init__(self, size: int) -> None:
-        self.size: Final = size
+        self.size = size
         self._full_at = float("-inf")
 
     def level(self, now: float) -> float:
@@ -54,6 +54,12 @@ class Bucket:
     def give(self, amount: float) -> None:
         """Give back what was taken and not used; what had refilled meanwhile is not given twice."""
         self._full_at -= amount * MINUTE / self.size
+
+    def resize(self, size: int, now: float) -> None:
+        """Let it hold another amount from now on. What was used stays used, up to a minute's amount."""
+        used = min(self.size - self.level(now), size)
+        self.size = size
+        self._full_at = now + used * MINUTE / size
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,19 @@
-"""The commands: serve, worker, check-config, keys, usage, demo, simulate."""
+"""The commands that run something or tell something."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import trio
 import typer
 
-from . import __version__
-from .agent import Agent, AgentSettings, HowEnded
-from .agent.engines import (
+from .. import __version__
+from ..agent import Agent, AgentSettings, HowEnded
+from ..agent.engines import (
     ENGINES,
     EngineEnded,
     EngineOptions,
@@ -24,12 +23,21 @@ from .agent.engines import (
     read_secret,
     serve_simulated,
 )
-from .config import ConfigurationError, Settings, explain, key_table, load_settings, parse_expiry
-from .database import StoreFailed
-from .gateway import Gateway
-from .ledger import FORMATS, parse_dimensions, parse_moment, read_usage, usage_page
-from .telemetry import Log
-from .tenancy import new_key
+from ..config import ConfigurationError, Settings, explain
+from ..database import StoreFailed
+from ..gateway import Gateway
+from ..ledger import FORMATS, parse_dimensions, parse_moment, read_usage, usage_page
+from ..telemetry import Log
+from ._common import (
+    CANNOT_START,
+    ConfigFile,
+    ConfigOption,
+    Overrides,
+    choose,
+    complain,
+    load,
+)
+from ._tenants import keys, tenants
 
 app = typer.Typer(
     name="trio-gateway",
@@ -37,22 +45,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-keys = typer.Typer(help="API keys of tenants.", no_args_is_help=True)
-
-DEFAULT_FILE = Path("trio-gateway.toml")
-ConfigFile = Annotated[
-    Path | None,
-    typer.Argument(metavar="FILE", help="The configuration file (TOML).", show_default=str(DEFAULT_FILE)),
-]
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The same, by name.", show_default=False)
-]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="section.key=value, laid over file and environment.")
-]
-TENANTS = "the tenant's"  # what a key has of its own only where an option says so
-CANNOT_START = 1
-USAGE_ERROR = 2
 SUPERSEDED = 3
 
 
@@ -74,14 +66,13 @@ def _options(
 @app.command()
 def serve(file: ConfigFile = None, config: ConfigOption = None, overrides: Overrides = None) -> None:
     """Serve clients until SIGTERM or SIGINT."""
-    settings = _load(_choose(file, config), overrides)
+    settings = load(choose(file, config), overrides)
     log = Log(sys.stdout, settings.log.format, settings.log.level)
     try:
         trio.run(_serve, settings, log)
     except* OSError as group:
         for error in _leaves(group):
-            typer.echo(f"trio-gateway: {error}", err=True)
-        raise typer.Exit(CANNOT_START) from None
+            complain(error, CANNOT_START)
     finally:
         log.close()
 
@@ -144,15 +135,13 @@ def worker(
         )
         behind = make_engine(engine, options)
     except (OSError, ValueError) as wrong:
-        typer.echo(f"trio-gateway: {wrong}", err=True)
-        raise typer.Exit(USAGE_ERROR) from None
+        complain(wrong)
     log = Log(sys.stdout)
     try:
         ended = trio.run(Agent(settings, behind, log.write).run_until_signalled)
     except* (OSError, EngineEnded) as group:
         for error in _leaves(group):
-            typer.echo(f"trio-gateway: {error}", err=True)
-        raise typer.Exit(CANNOT_START) from None
+            complain(error, CANNOT_START)
     finally:
         log.close()
     if ended is not HowEnded.DRAINED:
@@ -162,7 +151,7 @@ def worker(
 @app.command("check-config")
 def check_config(file: ConfigFile = None, config: ConfigOption = None, overrides: Overrides = None) -> None:
     """Explain every problem of a configuration at once, or what it amounts to."""
-    chosen = _choose(file, config)
+    chosen = choose(file, config)
     try:
         typer.echo(explain(chosen, os.environ, overrides or ()))
     except ConfigurationError as error:
@@ -171,50 +160,7 @@ def check_config(file: ConfigFile = None, config: ConfigOption = None, overrides
 
 
 app.add_typer(keys, name="keys")
-
-
-@keys.command("create")
-def create_key(
-    tenant: Annotated[str, typer.Option(help="Id of the tenant that it shall belong to.")],
-    id: Annotated[str | None, typer.Option(help="Its name in records.", show_default="made up")] = None,
-    expires: Annotated[
-        str | None, typer.Option(help="Days such as 90d, or a date.", show_default="never")
-    ] = None,
-    models: Annotated[
-        list[str] | None,
-        typer.Option(help="Models that it may use, with commas between.", show_default=TENANTS),
-    ] = None,
-    tiers: Annotated[
-        list[str] | None, typer.Option(help="Priorities that it may ask for, likewise.", show_default=TENANTS)
-    ] = None,
-    requests_per_minute: Annotated[
-        int | None, typer.Option(help="Requests a minute.", show_default=TENANTS)
-    ] = None,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option(help="Tokens a minute.", show_default=TENANTS)
-    ] = None,
-) -> None:
-    """Make a key: print it, this once, and below it the line with its hash for the configuration."""
-    id_, key, stored = new_key(id)
-    try:
-        given = {
-            "expires": parse_expiry(expires, datetime.now(UTC)) if expires is not None else None,
-            "models": _split(models),
-            "tiers": _split(tiers),
-            "requests_per_minute": requests_per_minute,
-            "tokens_per_minute": tokens_per_minute,
-        }
-        members = {name: value for name, value in given.items() if value is not None}
-        line = key_table(tenant, {"id": id_, "hash": stored, **members})
-    except ConfigurationError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(USAGE_ERROR) from None
-    except ValueError as error:
-        typer.echo(f"trio-gateway: --expires {error}", err=True)
-        raise typer.Exit(USAGE_ERROR) from None
-    typer.echo(key)
-    typer.echo(line)
-    typer.echo(f"Give the key away, and put the line into the keys of tenant {tenant}.", err=True)
+app.add_typer(tenants, name="tenants")
 
 
 @app.command()
@@ -232,7 +178,7 @@ def usage(
     form: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "table",
 ) -> None:
     """Sum up the requests and tokens that the database has records of."""
-    url = _load(_choose(file, config), overrides).database.url
+    url = load(choose(file, config), overrides).database.url
     try:
         if form not in FORMATS:
             raise ValueError(f"--format {form!r} is none of {', '.join(FORMATS)}")
@@ -241,13 +187,11 @@ def usage(
         dimensions = parse_dimensions(by)
         first, end = (None if text is None else parse_moment(text) for text in (since, until))
     except ValueError as wrong:
-        typer.echo(f"trio-gateway: {wrong}", err=True)
-        raise typer.Exit(USAGE_ERROR) from None
+        complain(wrong)
     try:
         rows = read_usage(url.value, dimensions, first, end)
     except (OSError, StoreFailed) as error:
-        typer.echo(f"trio-gateway: {error}", err=True)
-        raise typer.Exit(CANNOT_START) from None
+        complain(error, CANNOT_START)
     typer.echo(usage_page(rows, dimensions, form))
 
 
@@ -259,7 +203,7 @@ def demo(
     ] = 0,
 ) -> None:
     """Show a real small model answering through the gateway, on this machine alone."""
-    from .demo import run_demo  # needs the extra 'local', which serving does not
+    from ..demo import run_demo  # needs the extra 'local', which serving does not
 
     raise typer.Exit(run_demo(once, workers))
 
@@ -299,8 +243,7 @@ def simulate(
     try:
         engine = settings.engine()
     except ValueError as error:
-        typer.echo(f"trio-gateway: {error}", err=True)
-        raise typer.Exit(USAGE_ERROR) from None
+        complain(error)
     try:
         trio.run(serve_simulated, settings, engine, typer.echo)
     except* OSError as group:
@@ -319,11 +262,6 @@ async def _serve(settings: Settings, log: Log) -> None:
     await Gateway(settings, log).run()
 
 
-def _split(options: list[str] | None) -> tuple[str, ...]:
-    """Answer the words of options that were given several times, or with commas between."""
-    return tuple(word for option in options or () for word in option.split(","))
-
-
 def _leaves(error: BaseException) -> Iterator[BaseException]:
     """Answer what a nursery wrapped, however often it did."""
     if isinstance(error, BaseExceptionGroup):
@@ -336,18 +274,3 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def main() -> None:
     """Run the command line."""
     app()
-
-
-def _choose(file: Path | None, config: Path | None) -> Path:
-    """Answer the file that was named in either way."""
-    if file is not None and config is not None:
-        raise typer.BadParameter("the configuration file is named twice", param_hint="--config")
-    return file or config or DEFAULT_FILE
-
-
-def _load(config: Path, overrides: list[str] | None) -> Settings:
-    try:
-        return load_settings(config, os.environ, overrides or ())
-    except ConfigurationError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(USAGE_ERROR) from None
