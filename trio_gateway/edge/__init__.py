@@ -6,6 +6,7 @@ from ._generate import GenerateSettings, Generator
 from ._http_client import HttpClient
 from ._http_server import HttpServer, ServerLimits, UnplacedBytes
 from ._listener import AcceptLoop, open_listeners
+from ._resumable_client import KeepTerms
 from ._routes import Door, DoorSettings
 from ._socket_streams import SocketStreams
 from ._sockets import Sockets, SocketSettings
@@ -26,6 +27,7 @@ __all__ = [
     "HangupWatch",
     "HttpClient",
     "HttpServer",
+    "KeepTerms",
     "ServerLimits",
     "SocketLimits",
     "SocketSettings",

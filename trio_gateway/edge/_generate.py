@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +14,7 @@ from ..contract import InternalRequest, Operation, Style
 from ..errors import ClientGone, Problem, Refused
 from ..exchange import Exchange, LiveExchanges, Parts
 from ..fleet import Fleet, Route
+from ..flow import BufferPool
 from ..tenancy import Caller, Tenant
 from ..wire import (
     ReadBody,
@@ -29,11 +30,14 @@ from ..wire import (
 from ._head import rate_headers
 from ._http_client import HttpClient
 from ._http_server import Incoming
+from ._kept import KeptAnswers
+from ._resumable_client import KeepTerms, ResumableClient
 
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 TIERS: Final = ("interactive", "standard", "batch")
 
 Identity = tuple[tuple[str, str], ...]
+Task = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Asked:
         session: what leads it to the same worker again.
         receipt: it wants a receipt of what was delivered.
         content_type: of a form.
+        resumable: it may come back for the rest of a stream.
     """
 
     timeout_ms: bytes | None = None
@@ -55,6 +60,7 @@ class Asked:
     client_request_id: str | None = None
     trace: tuple[tuple[bytes, bytes], ...] = ()
     content_type: bytes = b""
+    resumable: bool = False
 
 
 def asked_in(head: RequestHead) -> Asked:
@@ -68,6 +74,7 @@ def asked_in(head: RequestHead) -> Asked:
         client_request_id=client_request_id(head),
         trace=trace_context(head.all(b"traceparent"), head.all(b"tracestate")),
         content_type=head.header(b"content-type") or b"",
+        resumable=head.header(b"x-gateway-resumable") == b"1",
     )
 
 
@@ -79,6 +86,7 @@ class GenerateSettings:
         answer_limit: seconds without an acknowledgement until a reader counts as vanished.
         ask_every: seconds between two questions to a half-closed client.
         receipt: every stream gets a receipt, asked or not.
+        keep: of streams that can be resumed.
     """
 
     default_timeout: float
@@ -86,6 +94,7 @@ class GenerateSettings:
     json_values: int
     answer_limit: float
     ask_every: float
+    keep: KeepTerms
     receipt: bool = False
 
 
@@ -117,9 +126,25 @@ class Generator:
 
     Args:
         live: the exchanges of the process; kept up to date here.
+        pool: counts what is kept of answers that can be resumed.
+        spawn: runs a task in the gateway's own nursery.
+
+    Attributes:
+        kept: streams that can be resumed.
     """
 
-    def __init__(self, fleet: Fleet, parts: Parts, settings: GenerateSettings, live: LiveExchanges) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        parts: Parts,
+        settings: GenerateSettings,
+        live: LiveExchanges,
+        pool: BufferPool,
+        spawn: Callable[[Task], None],
+    ) -> None:
+        self.kept: Final = KeptAnswers[ResumableClient](settings.keep.window, pool)
+        self._pool = pool
+        self._spawn = spawn
         self._fleet = fleet
         self._parts = parts
         self._settings = settings
@@ -146,27 +171,89 @@ class Generator:
             Refused: before the exchange began; nothing was written.
             ClientGone: before the exchange began.
         """
-        head = incoming.head
+        asked = asked_in(incoming.head)
         # The body has no name here: it is not needed beside its fields, for as long as the answer takes.
         request = await self.understand(
-            asked_in(head), await incoming.read_body(), operation, caller, exchange_id, incoming.arrived
+            asked, await incoming.read_body(), operation, caller, exchange_id, incoming.arrived
         )
-        client = HttpClient(
+        client = self._client(incoming, identity, operation, request.tenant, request.key_id)
+        if asked.resumable and request.stream:
+            await self._run_resumable(request, client, caller, incoming.placed, accepted)
+        else:
+            exchange = Exchange(request, client, self._parts, incoming.placed)
+            accepted()
+            with self._live.holding(exchange):
+                await exchange.run()
+        if not client.finished:
+            raise ClientGone
+        return client.keep_alive
+
+    def _client(
+        self,
+        incoming: Incoming,
+        identity: Identity,
+        operation: Operation,
+        tenant: str,
+        key_id: str | None,
+    ) -> HttpClient:
+        return HttpClient(
             incoming.connection,
-            head,
+            incoming.head,
             identity,
             self._settings.answer_limit,
             self._settings.ask_every,
             operation,
-            lambda: rate_headers(self._parts.rates.standings(request.tenant, request.key_id)),
+            lambda: rate_headers(self._parts.rates.standings(tenant, key_id)),
         )
-        exchange = Exchange(request, client, self._parts, incoming.placed)
+
+    async def _run_resumable(
+        self,
+        request: InternalRequest,
+        reader: HttpClient,
+        caller: Caller,
+        placed: Callable[[], None],
+        accepted: Callable[[], None],
+    ) -> None:
+        """Let the exchange live in the gateway's nursery, and this connection only read."""
+        keep = self._settings.keep
+        client = ResumableClient(request.operation, keep, self._pool)
+        exchange = Exchange(request, client, self._parts, placed, kept=keep.bytes)
         accepted()
-        with self._live.holding(exchange):
-            await exchange.run()
-        if not client.finished:
-            raise ClientGone
-        return client.keep_alive
+        self.kept.add(request.exchange_id, client, caller)
+
+        async def carry_out() -> None:
+            try:
+                with self._live.holding(exchange):
+                    await exchange.run()
+            finally:
+                client.settle()
+
+        self._spawn(carry_out)
+        await client.serve(reader, 0)
+
+    async def resume(
+        self,
+        incoming: Incoming,
+        exchange_id: str,
+        after: int,
+        caller: Caller,
+        identity: Identity,
+        accepted: Callable[[], None],
+    ) -> bool:
+        """Go on with a stream behind the event ``after``; True: the connection may go on.
+
+        Raises:
+            Refused: this caller has no such stream, or what follows is not kept any more.
+            ClientGone: it left.
+        """
+        found = self.kept.find(exchange_id, caller)
+        if found is None:
+            raise Refused(Problem.of("request_not_found", "there is no such stream to go on with"))
+        found.seek(after)
+        accepted()
+        reader = self._client(incoming, identity, found.operation, caller.tenant.id, caller.key_id)
+        await found.serve(reader, after)
+        return reader.keep_alive
 
     async def understand(
         self,

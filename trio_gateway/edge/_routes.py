@@ -27,6 +27,7 @@ _OPERATIONS: Final = {operation.path: operation for operation in OPERATIONS}
 _READABLE: Final = ("GET", "HEAD")
 _MODELS: Final = "/v1/models"
 _REQUESTS: Final = "/v1/requests/"
+_EVENTS: Final = "/events"
 _TOKENS: Final = "/v1/tokens"
 _METHODS: Final = "GET, HEAD, POST, DELETE, OPTIONS"
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -133,6 +134,9 @@ class Door:
         if path == _MODELS or path.startswith(_MODELS + "/"):
             _check_method(head, _READABLE)
             return await self._reply(visit, 200, self._list_models(visit))
+        if path.startswith(_REQUESTS) and path.endswith(_EVENTS):
+            _check_method(head, ("GET",))
+            return await self._resume(visit)
         if path.startswith(_REQUESTS) and "/" not in path.removeprefix(_REQUESTS):
             _check_method(head, (*_READABLE, "DELETE"))
             return await self._reply(visit, 200, self._own_request(visit))
@@ -150,13 +154,29 @@ class Door:
 
     async def _open_socket(self, visit: Visit) -> bool:
         """Speak WebSocket; the connection ends with it."""
+        await self._sockets.tokens(visit.incoming, visit.identity, self._no_work(visit))
+        return False
 
-        def accepted() -> None:
+    async def _resume(self, visit: Visit) -> bool:
+        """Go on with a stream whose connection was lost."""
+        head = visit.incoming.head
+        caller = self._authenticate(visit)
+        exchange_id = head.path.removeprefix(_REQUESTS).removesuffix(_EVENTS)
+        # It is the same request, and has its name.
+        identity = (*identity_headers(exchange_id, None), *self._cors(head))
+        after = _event_number(head)
+        return await self._generator.resume(
+            visit.incoming, exchange_id, after, caller, identity, self._no_work(visit)
+        )
+
+    def _no_work(self, visit: Visit) -> Callable[[], None]:
+        """Answer what is called once a request is known to be none for work."""
+
+        def forget() -> None:
             visit.account()
             self._books.forget()
 
-        await self._sockets.tokens(visit.incoming, visit.identity, accepted)
-        return False
+        return forget
 
     def _authenticate(self, visit: Visit) -> Caller:
         visit.caller = self._authenticator.authenticate(visit.incoming.head, visit.incoming.connection)
@@ -270,6 +290,15 @@ class Visit:
     def account(self) -> None:
         """Leave the accounting to others."""
         self.accounted = True
+
+
+def _event_number(head: RequestHead) -> int:
+    """Answer how many events a caller has already."""
+    query = urllib.parse.parse_qs(head.target.partition("?")[2], keep_blank_values=True)
+    given = query.get("after", ["0"])
+    if len(given) != 1 or not re.fullmatch(r"[0-9]{1,15}", given[0]):
+        raise Refused(Problem.of("invalid_value", "'after' has to be a number of events", param="after"))
+    return int(given[0])
 
 
 def _is_preflight(head: RequestHead) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import trio
@@ -12,10 +12,8 @@ from ..errors import Problem, Refused
 from ..exchange import OWNER, Exchange, LiveExchanges, Parts
 from ..ledger import Books, Tally
 from ..tenancy import Caller
-from ._generate import Asked, Generator, new_id
+from ._generate import Asked, Generator, Task, new_id
 from ._http_server import UnplacedBytes
-
-Task = Callable[[], Awaitable[None]]
 
 
 class StreamPort(ClientPort, Protocol):

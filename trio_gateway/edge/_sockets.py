@@ -104,7 +104,7 @@ class Sockets:
         self._wall = wall
         self._open: dict[WebSocket, Session] = {}
         self._closed = trio.lowlevel.ParkingLot()
-        self.kept: Final = KeptStreams(settings.tokens.window)
+        self.kept: Final = KeptStreams(settings.tokens.window, pool)
 
     def __len__(self) -> int:
         return len(self._open)

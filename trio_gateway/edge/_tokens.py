@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import trio
-
 from ..contract import OPERATIONS
 from ..errors import Problem, Refused
 from ..flow import BufferPool, Dropped, NotSent
@@ -23,6 +21,7 @@ from ..wire import (
     write_token_message,
 )
 from ._generate import Asked
+from ._kept import KeptAnswers
 from ._problems import error_object
 from ._socket_streams import SocketStreams, StreamRun
 from ._token_stream import StreamTerms, TokenStream
@@ -52,61 +51,29 @@ class TokenSettings:
     window: float
 
 
-@dataclass(slots=True)
-class _Kept:
-    """A resumable stream, whose owner may come for it.
-
-    Attributes:
-        ended: when its exchange was seen to be over, Trio clock seconds.
-    """
+@dataclass(frozen=True, slots=True)
+class KeptStream:
+    """A stream that can be resumed. See KeptAnswer."""
 
     stream: TokenStream
     run: StreamRun
-    tenant: str
-    key_id: str | None
-    ended: float | None = None
-
-
-class KeptStreams:
-    """The resumable streams of the process, by request id.
-
-    Args:
-        window: seconds that one is kept after its end.
-    """
-
-    def __init__(self, window: float) -> None:
-        self._window = window
-        self._kept: dict[str, _Kept] = {}
 
     @property
-    def bytes(self) -> int:
-        """Bytes that they keep."""
-        return sum(kept.stream.kept for kept in self._kept.values())
+    def kept(self) -> int:
+        """See KeptAnswer."""
+        return self.stream.kept
 
-    def __len__(self) -> int:
-        return len(self._kept)
+    @property
+    def over(self) -> bool:
+        """See KeptAnswer."""
+        return self.stream.over
 
-    def add(self, stream: TokenStream, run: StreamRun, caller: Caller) -> None:
-        """Keep a stream for its owner."""
-        self._kept[run.exchange_id] = _Kept(stream, run, caller.tenant.id, caller.key_id)
+    def forget(self) -> None:
+        """See KeptAnswer."""
+        self.stream.forget()
 
-    def find(self, request_id: str, caller: Caller) -> tuple[TokenStream, StreamRun] | None:
-        """Answer a stream of this caller's own; None: there is no such, or no longer."""
-        kept = self._kept.get(request_id)
-        if kept is None or (kept.tenant, kept.key_id) != (caller.tenant.id, caller.key_id):
-            return None
-        return kept.stream, kept.run
 
-    def sweep(self) -> None:
-        """Forget those that ended long ago; to be called about once a second."""
-        now = trio.current_time()
-        for request_id, kept in tuple(self._kept.items()):
-            if not kept.stream.over:
-                continue
-            kept.ended = kept.ended or now
-            if now - kept.ended >= self._window:
-                kept.stream.forget()
-                del self._kept[request_id]
+KeptStreams = KeptAnswers[KeptStream]
 
 
 class TokenSession:
@@ -220,7 +187,7 @@ class TokenSession:
         run = self._streams.start(stream, asked, bytes(message.body), operation, caller, kept)
         self._open[name] = stream, run
         if kept:
-            self._kept.add(stream, run, caller)
+            self._kept.add(run.exchange_id, KeptStream(stream, run), caller)
 
     def _hear_ack(self, socket: WebSocket, message: Ack) -> None:
         found = self._open.get(message.stream_id)
@@ -249,7 +216,7 @@ class TokenSession:
         if self.running >= self._settings.max_streams:
             socket.close(TOO_MANY, f"more than {self._settings.max_streams} streams on one socket")
             return
-        stream, run = found
+        stream, run = found.stream, found.run
         try:
             stream.resume(name, socket, message.after_seq, message.credit)
         except NotSent:

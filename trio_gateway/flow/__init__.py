@@ -2,6 +2,7 @@
 
 from ._byte_channel import BufferPool, ByteChannel, ChannelStatistics, Gathering
 from ._delta_log import Delta, DeltaLog, Dropped, NotSent
+from ._event_log import EventLog
 from ._request_scope import RequestScope
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Delta",
     "DeltaLog",
     "Dropped",
+    "EventLog",
     "Gathering",
     "NotSent",
     "RequestScope",

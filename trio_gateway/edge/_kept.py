@@ -1,0 +1,82 @@
+"""Answers that outlive the connection they went over, until their owner comes for them or nobody may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import trio
+
+from ..flow import BufferPool
+from ..tenancy import Caller
+
+
+class KeptAnswer(Protocol):
+    """What can be gone on with."""
+
+    @property
+    def kept(self) -> int:
+        """Bytes that it keeps, as the pool counts them."""
+
+    @property
+    def over(self) -> bool:
+        """Whether its exchange has ended, and all of it was sent."""
+
+    def forget(self) -> None:
+        """Give back what is kept: nobody may go on any more."""
+
+
+AnswerT = TypeVar("AnswerT", bound=KeptAnswer)
+
+
+@dataclass(slots=True)
+class _Entry(Generic[AnswerT]):
+    answer: AnswerT
+    tenant: str
+    key_id: str | None
+    ended: float | None = None  # when it was first seen to be over, Trio clock seconds
+
+
+class KeptAnswers(Generic[AnswerT]):
+    """Answers by request id, each for the key that asked for it.
+
+    Args:
+        window: seconds that one is kept after its end.
+        pool: when more than half of it is used, the ended are forgotten earlier, the oldest first.
+    """
+
+    def __init__(self, window: float, pool: BufferPool) -> None:
+        self._window = window
+        self._pool = pool
+        self._entries: dict[str, _Entry[AnswerT]] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that they keep."""
+        return sum(entry.answer.kept for entry in self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, request_id: str, answer: AnswerT, caller: Caller) -> None:
+        """Keep an answer for its owner."""
+        self._entries[request_id] = _Entry(answer, caller.tenant.id, caller.key_id)
+
+    def find(self, request_id: str, caller: Caller) -> AnswerT | None:
+        """Answer this caller's own; None: there is no such, or no longer."""
+        entry = self._entries.get(request_id)
+        if entry is None or (entry.tenant, entry.key_id) != (caller.tenant.id, caller.key_id):
+            return None
+        return entry.answer
+
+    def sweep(self) -> None:
+        """Forget those that ended long ago, and more if memory is short; to be called about once a second."""
+        now = trio.current_time()
+        for request_id, entry in tuple(self._entries.items()):
+            if not entry.answer.over:
+                entry.ended = None
+                continue
+            entry.ended = now if entry.ended is None else entry.ended
+            if now - entry.ended >= self._window or self._pool.left * 2 < self._pool.total:
+                del self._entries[request_id]
+                entry.answer.forget()
