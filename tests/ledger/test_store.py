@@ -19,6 +19,7 @@ from trio_gateway.errors import Problem
 from trio_gateway.ledger import Record, UsageRow
 from trio_gateway.ledger._rows import (
     COLUMNS,
+    Line,
     accepted_line,
     read_line,
     release_line,
@@ -31,16 +32,16 @@ NOVEMBER = 1_793_491_200.0  # 2026-11-01T00:00:00Z
 DAY = 86_400.0
 
 
-def accepted(exchange_id: str = "x1", boot: str = "b1", gateway: str = "g1") -> dict[str, Any]:
+def accepted(exchange_id: str = "x1", boot: str = "b1", gateway: str = "g1") -> Line:
     return read_line(accepted_line(make_request(exchange_id=exchange_id), gateway, boot, NOVEMBER))
 
 
-def settled(exchange_id: str = "x1", **changes: Any) -> dict[str, Any]:
+def settled(exchange_id: str = "x1", **changes: Any) -> Line:
     record = make_record(exchange_id=exchange_id)
     return read_line(settled_line(dataclasses.replace(record, **{"arrived_at": NOVEMBER, **changes}), "g1"))
 
 
-def write(store: Store, *lines: dict[str, Any]) -> None:
+def write(store: Store, *lines: Line) -> None:
     store.write(*rows_of(lines))
 
 
@@ -66,6 +67,23 @@ def test_every_column_is_a_field_of_records_or_described_beside_them(url: str) -
     assert set(rows_at(url)[0]) == {
         *column(page, "Fields", "Field"),
         *column(page, "In the database", "Column"),
+    }
+
+
+@pytest.mark.parametrize("number", [1, 29, 30, 31, 82, 83, 165, 200])  # statements take 30, or 82, at a time
+def test_however_many_rows_come_at_once_all_are_written(url: str, number: int) -> None:
+    names = [f"x{index}" for index in range(number)]
+    store = Store(url)
+    for _ in range(2):  # again: it changes nothing
+        write(store, *map(accepted, names))
+        assert [row["outcome"] for row in rows_at(url)] == [None] * number
+    for tokens in (7, 9):
+        write(store, *(settled(name, tokens_generated=tokens) for name in names))
+    store.close()
+    rows = {row["exchange_id"]: row for row in rows_at(url)}
+    assert set(rows) == set(names)
+    assert {(row["tenant"], row["outcome"], row["tokens_generated"]) for row in rows.values()} == {
+        ("acme", "completed", 7)
     }
 
 
@@ -120,8 +138,8 @@ def test_a_settlement_overrides_an_assumed_crash(url: str) -> None:
     store.close()
 
 
-def released(exchange_id: str = "x1", attempt: int = 1, generated: int | None = 9) -> dict[str, Any]:
-    return read_line(release_line(f"{exchange_id}-{attempt:02d}", NOVEMBER + 5, generated))
+def released(exchange_id: str = "x1", attempt: int = 1, generated: int | None = 9, after: float = 5) -> Line:
+    return read_line(release_line(f"{exchange_id}-{attempt:02d}", NOVEMBER + after, generated))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +164,7 @@ def test_what_an_engine_says_when_it_lets_go_completes_the_record(
     (row,) = rows_at(url)
     assert row["released_at"] == NOVEMBER + 5
     assert (row["tokens_generated"], row["usage_source"]) == kept
-    write(store, {**released(generated=said), "released_at": NOVEMBER + 6})
+    write(store, released(generated=said, after=6))
     write(store, released(generated=None), line)
     assert rows_at(url) == [row]
     write(store, released(generated=99))

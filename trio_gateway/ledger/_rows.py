@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import date
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final, Protocol
 
 import msgspec
+from msgspec.structs import astuple
 
 from ..contract import InternalRequest
+from ..units import HOURS
 from ._record import Record
 
 GATEWAY_CRASHED: Final = "gateway_crashed"
@@ -35,6 +39,9 @@ IDENTITY: Final = (
 COLUMNS: Final = (*IDENTITY, *(field.name for field in fields(Record) if field.name not in IDENTITY))
 """Columns that are known when it is settled; ``released_at`` is known later still."""
 
+RELEASE: Final = ("exchange_id", "attempt", "released_at", "generated")
+"""What is known when an engine has let go: the number of the attempt, when, and the tokens it had made."""
+
 DIMENSIONS: Final = (
     "tenant",
     "key_id",
@@ -52,7 +59,9 @@ DIMENSIONS: Final = (
 KINDS: Final = ("prompt", "cached", "generated", "delivered", "acknowledged")
 """Kinds of tokens that are counted."""
 
-Row = Mapping[str, Any]
+Row = tuple[Any, ...]
+_DAY: Final = 24 * HOURS
+_EPOCH: Final = date(1970, 1, 1).toordinal()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +90,10 @@ class StorePort(Protocol):
         """Write rows in one transaction.
 
         Args:
-            accepted: with `IDENTITY`; they change nothing that is there.
-            settled: with `COLUMNS`; they change what is open or was taken for crashed.
-            released: with the values of `release_line`; they change a settled exchange whose last attempt
-                this was; the first moment and the most tokens count.
+            accepted: values of `IDENTITY`; they change nothing that is there.
+            settled: values of `COLUMNS`; they change what is open or was taken for crashed.
+            released: values of `RELEASE`; they change a settled exchange whose last attempt this was; the
+                first moment and the most tokens count.
 
         Raises:
             RowsRefused: and nothing is written.
@@ -129,7 +138,11 @@ def accepted_line(request: InternalRequest, gateway_id: str, boot_id: str, arriv
 
 def settled_line(record: Record, gateway_id: str) -> bytes:
     """Write down how an exchange ended."""
-    return _encoded({"t": "settled", "gateway_id": gateway_id, **record.as_dict()})
+    try:
+        name = msgspec.json.encode(gateway_id)
+        return b'{"t":"settled","gateway_id":%b,%b' % (name, msgspec.json.encode(record)[1:])
+    except UnicodeEncodeError:
+        return _encoded({"t": "settled", "gateway_id": gateway_id, **record.as_dict()})
 
 
 def release_line(attempt_id: str, released_at: float, generated: int | None) -> bytes:
@@ -157,52 +170,82 @@ def _encoded(line: dict[str, Any]) -> bytes:
         return json.dumps(line, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def read_line(payload: bytes) -> dict[str, Any]:
+# Reading ----------------------------------------------------------------------------------------------------
+
+
+class Line(msgspec.Struct):
+    """A line that was read; one of no kind below is of a version that this one does not know."""
+
+    exchange_id: str
+
+
+def _kind(tag: str, columns: Sequence[str]) -> Any:
+    """Make the type of a kind of lines.
+
+    Nothing but the exchange has to be there and of its type: an older or a newer version may have
+    written it, and what a column takes is the database's to judge.
+    """
+    assert columns[0] == "exchange_id"
+    values = [(name, Any, None) for name in columns[1:]]
+    return msgspec.defstruct(f"{tag.title()}Line", values, bases=(Line,), tag_field="t", tag=tag)
+
+
+_Accepted: Final = _kind("accepted", IDENTITY)
+_Settled: Final = _kind("settled", COLUMNS)
+_Released: Final = _kind("released", RELEASE)
+
+
+_KNOWN: Final = msgspec.json.Decoder(_Accepted | _Settled | _Released)
+_ANY: Final = msgspec.json.Decoder(Line)
+
+
+def read_line(payload: bytes) -> Line:
     """Read a line.
 
     Raises:
         ValueError: it is none of ours, whatever its checksum says.
     """
     try:
-        line = msgspec.json.decode(payload)
+        line: Line = _KNOWN.decode(payload)
+        return line
     except msgspec.DecodeError:
-        raise ValueError("no JSON") from None
-    if not isinstance(line, dict) or not isinstance(line.get("exchange_id"), str):
-        raise ValueError("no exchange")
-    return line
+        try:
+            return _ANY.decode(payload)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"no record: {error}") from None
 
 
 # Rows -------------------------------------------------------------------------------------------------------
 
 
-def rows_of(lines: Iterable[dict[str, Any]]) -> tuple[list[Row], list[Row], list[Row]]:
+def rows_of(lines: Iterable[Line]) -> tuple[list[Row], list[Row], list[Row]]:
     """Turn lines into the rows that `StorePort.write` takes.
 
     An exchange whose settlement is among the lines needs no row for its acceptance. Fields
     that this version does not know are left out, those that another one did not write are null.
     """
-    accepted: dict[str, Row] = {}
-    settled: dict[str, Row] = {}
+    accepted: dict[str, Any] = {}
+    settled: dict[str, Any] = {}
     released: list[Row] = []
     for line in lines:
-        name, row = line["exchange_id"], {**line, "day": _day_of(line.get("arrived_at"))}
-        match line.get("t"):
-            case "settled":
-                settled.setdefault(name, {column: row.get(column) for column in COLUMNS})
-            case "accepted":
-                accepted.setdefault(name, {column: row.get(column) for column in IDENTITY})
-            case "released":
-                released.append({f"the_{column}": row.get(column) for column in _RELEASE})
-    open_ = accepted.keys() - settled.keys()
+        kind, name = type(line), line.exchange_id
+        if kind is _Settled:
+            settled.setdefault(name, line)
+        elif kind is _Accepted:
+            accepted.setdefault(name, line)
+        elif kind is _Released:
+            released.append(astuple(line))
+    for name in accepted.keys() & settled.keys():
+        del accepted[name]
     # In order, so that two gateways that write the same rows do not wait for each other in a circle.
-    return (
-        [accepted[name] for name in sorted(open_)],
-        [settled[name] for name in sorted(settled)],
-        sorted(released, key=lambda row: str(row["the_exchange_id"])),
-    )
+    return _in_order(accepted), _in_order(settled), sorted(released, key=itemgetter(0))
 
 
-_RELEASE: Final = ("exchange_id", "attempt", "released_at", "generated")
+def _in_order(lines: Mapping[str, Any]) -> list[Row]:
+    """Make rows of lines that say when an exchange arrived."""
+    for line in lines.values():
+        line.day = _day_of(line.arrived_at)
+    return [astuple(lines[name]) for name in sorted(lines)]
 
 
 def _day_of(moment: object) -> str | None:
@@ -210,6 +253,12 @@ def _day_of(moment: object) -> str | None:
     if not isinstance(moment, int | float):
         return None
     try:
-        return datetime.datetime.fromtimestamp(moment, datetime.UTC).date().isoformat()
-    except (OverflowError, ValueError, OSError):
+        return _date_of(int(moment // _DAY))
+    except (OverflowError, ValueError):
         return None
+
+
+@lru_cache(maxsize=8)
+def _date_of(day: int) -> str:
+    """The date of a day, counted from the epoch."""
+    return date.fromordinal(_EPOCH + day).isoformat()

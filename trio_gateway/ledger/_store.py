@@ -7,8 +7,8 @@ open or was taken for crashed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from ..contract import Outcome
 from ..database.sql import Database, Steps
-from ._rows import COLUMNS, GATEWAY_CRASHED, IDENTITY, KINDS, Row, UsageRow
+from ._rows import COLUMNS, GATEWAY_CRASHED, IDENTITY, KINDS, RELEASE, Row, UsageRow
 
 _STEPS: Final[Steps] = (
     (
@@ -65,21 +65,39 @@ VERSION: Final = len(_STEPS)
 
 _EXCHANGES: Final = sa.table("exchanges", *map(sa.column, (*COLUMNS, "released_at")))
 _PART: Final = "exchanges"
+_SQLITE_VALUES: Final = 990  # in one statement; versions before 3.32 take 999
 
 
 class _Prepared:
-    """A statement for many rows, compiled once: SQLAlchemy's own way costs as much as the database's work."""
+    """A statement for many rows, compiled once: SQLAlchemy's own way costs as much as the database's work.
 
-    def __init__(self, statement: sa.Insert, dialect: sa.Dialect) -> None:
+    SQLite gets many rows in one statement. Its driver lets other threads run during each, and
+    beside a busy loop it takes this thread half a millisecond, and both a switch, to get its turn back.
+    """
+
+    def __init__(self, statement: sa.Insert, dialect: sa.Dialect, columns: Sequence[str]) -> None:
         compiled = statement.compile(dialect=dialect)
         self._text = str(compiled)
+        self._columns = columns
         order = getattr(compiled, "positiontup", None)
-        self._values = itemgetter(*order) if order else None
+        assert order is None or tuple(order) == tuple(columns)
+        self._named = order is None
+        self._together = 0 if self._named else _SQLITE_VALUES // len(columns)
+        row = f"({', '.join('?' * len(columns))})"
+        self._many = self._text.replace(row, ", ".join([row] * self._together))
 
     def write(self, connection: sa.Connection, rows: Sequence[Row]) -> None:
-        """Write rows, of which each has a value for every parameter."""
-        values: Any = list(rows if self._values is None else map(self._values, rows))
-        connection.exec_driver_sql(self._text, values)
+        """Write rows, of which each has a value for every column."""
+        values: Any = rows
+        if self._named:
+            values = [dict(zip(self._columns, row, strict=True)) for row in rows]
+        elif whole := len(rows) - len(rows) % self._together:
+            for at in range(0, whole, self._together):
+                together = itertools.chain.from_iterable(rows[at : at + self._together])
+                connection.exec_driver_sql(self._many, tuple(together))
+            values = rows[whole:]
+        if values:
+            connection.exec_driver_sql(self._text, values)
 
 
 class Store:
@@ -95,7 +113,9 @@ class Store:
     def __init__(self, url: str) -> None:
         self._database = Database(url, _PART, _STEPS)
         make = sqlite.insert if self._database.name == "sqlite" else postgresql.insert
-        self._accept, self._settle = (_Prepared(each, self._database.dialect) for each in _statements(make))
+        accept, settle = _statements(make)
+        self._accept = _Prepared(accept, self._database.dialect, IDENTITY)
+        self._settle = _Prepared(settle, self._database.dialect, COLUMNS)
 
     def close(self) -> None:
         """Let go of the connection; the next call makes a new one. Idempotent, never raises."""
@@ -111,7 +131,8 @@ class Store:
             if settled:
                 self._settle.write(connection, settled)
             if released:
-                connection.execute(_release(), released)
+                names = [f"the_{column}" for column in RELEASE]
+                connection.execute(_release(), [dict(zip(names, row, strict=True)) for row in released])
 
     def close_crashed(self, gateway_ids: Sequence[str], boot_id: str, now: float) -> int:
         """See `StorePort`."""
