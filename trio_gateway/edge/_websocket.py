@@ -9,6 +9,7 @@ it in the middle of a frame: a socket that has to go is closed for good.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,16 +18,18 @@ from typing import Final, Protocol
 import trio
 
 from ..errors import ClientGone
-from ..wire import Close, SocketReader, close_frame, ping_frame, text_frame
+from ..wire import Close, Heard, SocketReader, close_frame, ping_frame, text_frame
 from ._connection import Connection
 
 BATCH: Final = 16 * 1024  # bytes of frames joined into one write
+READ_STEP: Final = 2 * 1024  # bytes read between two turns of others: as frames of nothing they take 3 ms
 SAID_AT_MOST: Final = 64 * 1024  # bytes of our own messages that may wait; then nothing more is read
 CLOSE_WAIT: Final = 2.0  # seconds for the other side to confirm a close
 LINGER: Final = 1.0  # seconds that an oversized message is read on, so that its sender can read why
 LINGER_BYTES: Final = 16 * 1024 * 1024
-_LOOK_EVERY: Final = 1.0  # seconds between two looks at a socket that takes nothing
-_LOOK_AT_LEAST: Final = 0.01
+_LOOK_EVERY: Final = 1.0  # seconds at most between two looks at a socket that takes nothing, or owes a pong
+_LOOKS: Final = 4  # within the time that a pong may take
+STALL_MARGIN: Final = 1.25  # seconds: the clocks of its streams, which look once a second, come first
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class SocketLimits:
     Attributes:
         max_message: bytes of one message of the client.
         ping_interval, ping_timeout: seconds between two pings, and until one counts as unanswered.
-        stall_timeout: seconds without an accepted or acknowledged byte while some wait.
+        stall_timeout: seconds without an accepted or acknowledged byte while some wait; then its streams
+            end, and a little later the socket.
     """
 
     max_message: int
@@ -84,11 +88,12 @@ class WebSocket:
         self._emptied = trio.lowlevel.ParkingLot()
         self._hurry = trio.lowlevel.ParkingLot()
         self._closing: Close | None = None
-        self._close_sent = False
+        self._close_by = math.inf
         self._last_acknowledged = 0
-        self._pong: bytes | None = None  # that is waited for
+        self._full = False  # the socket took no more when it was lost
+        self._pulse = _Pulse(limits, trio.current_time())
         self._taken = -1
-        self._taken_at = 0.0
+        self._taken_at = math.inf  # while bytes wait: when some were taken last
         self.heard = trio.current_time()
         self.over = trio.Event()
 
@@ -113,7 +118,7 @@ class WebSocket:
 
     def wake(self, sender: Sender) -> None:
         """Send what ``sender`` has, when its turn comes: now, if the socket takes it."""
-        if sender in self._senders and sender not in self._ready:
+        if self.open and sender in self._senders and sender not in self._ready:
             self._ready.append(sender)
             self._pump()
 
@@ -126,9 +131,9 @@ class WebSocket:
         """End the socket: nothing but this is sent any more. Idempotent, never waits."""
         if self._closing is None:
             self._closing = Close(code, reason, fault=False)
+            self._close_by = trio.current_time() + CLOSE_WAIT
             self._ready.clear()
             self._put(close_frame(code, reason))
-            self._close_sent = True
             self._work.unpark_all()
             self._hurry.unpark_all()
 
@@ -141,6 +146,11 @@ class WebSocket:
         if not self._connection.closed:
             self._last_acknowledged = self._connection.acknowledged()
         return self._last_acknowledged
+
+    @property
+    def _blocked(self) -> bool:
+        """Whether bytes wait that the socket did not take."""
+        return bool(self._rest or self._connection.waiting)
 
     def _put(self, frame: bytes) -> None:
         self._said.append(frame)
@@ -180,8 +190,10 @@ class WebSocket:
         except ClientGone:
             self._lose()
             return
-        if self._rest or self._connection.waiting:
+        if self._blocked:
             self._work.unpark_all()
+            if self._taken_at == math.inf:
+                self._hurry.unpark_all()
             return
         batch, self._batch = self._batch, []
         for sender, end in batch:
@@ -193,6 +205,7 @@ class WebSocket:
         if self.over.is_set():
             return
         self.acknowledged()
+        self._full = self._blocked
         self.over.set()
         self._rest = b""
         self._batch.clear()
@@ -220,7 +233,7 @@ class WebSocket:
                 nursery.cancel_scope.cancel()
         finally:
             self._lose()
-            self._connection.close(reset=bool(self._rest or self._connection.waiting))
+            self._connection.close(reset=self._full)
         return closed
 
     async def _wait_over(self, scope: trio.CancelScope) -> None:
@@ -229,9 +242,7 @@ class WebSocket:
 
     async def _write_rest(self) -> None:
         while not self.over.is_set():
-            if not (self._rest or self._connection.waiting):
-                if self._close_sent and not self._said:
-                    break
+            if not self._blocked:
                 await self._work.park()
                 continue
             try:
@@ -243,28 +254,46 @@ class WebSocket:
             self._pump()
 
     async def _read(self) -> Close | None:
-        data = self._connection.heads.take_rest()
-        while not self.over.is_set():
-            for event in self._reader.feed(data):
-                self.heard = trio.current_time()
+        with contextlib.suppress(ClientGone):
+            close = await self._take_in(self._connection.heads.take_rest())
+            while close is None and not self.over.is_set():
+                close = await self._read_some()
+            if close is not None:
+                return await self._end(close)
+        return None
+
+    async def _read_some(self) -> Close | None:
+        """Read and take in what comes next; a step of its own, so that nothing of it stays meanwhile.
+
+        Raises:
+            ClientGone: nothing more will come.
+        """
+        data = await self._connection.receive()
+        if not data:
+            raise ClientGone
+        return await self._take_in(data)
+
+    async def _take_in(self, data: bytes) -> Close | None:
+        for at in range(0, len(data), READ_STEP):
+            if at:
+                await trio.lowlevel.checkpoint()
+            for event in self._reader.feed(data[at : at + READ_STEP]):
                 if isinstance(event, Close):
-                    return await self._end(event)
-                if isinstance(event, str):
-                    if self._closing is None:
-                        self._hear(event)
-                elif event.reply:
-                    self._answer_ping(event.reply)
-                elif event.payload == self._pong:
-                    self._pong = None
+                    return event
+                self._take(event)
             while self._said_bytes > SAID_AT_MOST:
                 await self._emptied.park()
-            try:
-                data = await self._connection.receive()
-            except ClientGone:
-                break
-            if not data:
-                break
         return None
+
+    def _take(self, event: str | Heard) -> None:
+        self.heard = trio.current_time()
+        if isinstance(event, str):
+            if self._closing is None:
+                self._hear(event)
+        elif event.reply:
+            self._answer_ping(event.reply)
+        else:
+            self._pulse.take_pong(event.payload)
 
     def _answer_ping(self, reply: bytes) -> None:
         """Answer a ping; of several that wait, the newest is enough (RFC 6455 5.5.3)."""
@@ -279,7 +308,7 @@ class WebSocket:
         ours = self._closing is not None
         self.close(close.code, close.reason if close.fault else "")
         with trio.move_on_after(CLOSE_WAIT):
-            while (self._rest or self._connection.waiting or self._said) and not self.over.is_set():
+            while (self._blocked or self._said) and not self.over.is_set():
                 await self._emptied.park()  # the writer is at it
             if close.fault:
                 await self._linger()
@@ -296,43 +325,102 @@ class WebSocket:
     # -- the clock
 
     async def _look_after(self) -> None:
-        """Ping, and end a socket that does not answer, that takes nothing, or that does not close."""
-        number = 0
-        next_ping = trio.current_time() + self._limits.ping_interval
-        unanswered_since = next_ping
-        ping_end = 0
-        close_by: float | None = None
-        while True:
-            now = trio.current_time()
-            if self._closing is not None:
-                close_by = close_by or now + CLOSE_WAIT
-                if now >= close_by:
-                    break
-            if self._is_stalled(now):
-                break
-            if self._pong is not None:
-                # What was said since counts, and on a slow line the ping itself takes its time.
-                if self.acknowledged() < ping_end or self.heard > unanswered_since:
-                    unanswered_since = now
-                if now - unanswered_since >= self._limits.ping_timeout:
-                    break
-            elif now >= next_ping and self.open:
-                number += 1
-                self._pong = b"%d" % number
-                self._put(ping_frame(self._pong))
-                ping_end = self._connection.written + len(self._rest)
-                unanswered_since = now
-                next_ping = now + self._limits.ping_interval
-            wake = min(next_ping, now + _LOOK_EVERY) if self._pong is None else now + _LOOK_EVERY / 4
-            with trio.move_on_at(max(wake, now + _LOOK_AT_LEAST)):
+        """Ping, and end a socket that does not answer, that takes nothing, or that does not close.
+
+        Sleeps until something may be due: whoever makes it due earlier has it hurry.
+        """
+        while (due := self._look(trio.current_time())) is not None:
+            with trio.move_on_at(due):
                 await self._hurry.park()
         self._lose()
 
-    def _is_stalled(self, now: float) -> bool:
-        if not (self._rest or self._connection.waiting):
-            self._taken_at = now
-            return False
+    def _look(self, now: float) -> float | None:
+        """Do what is due, and answer when to look again; None: it is time to end."""
+        due = min(self._close_by, self._stall_due(now))
+        if now >= due:
+            return None
+        if self._blocked:
+            due = min(due, now + _LOOK_EVERY)
+        if not self.open:
+            return due
+        pulse = self._pulse
+        if pulse.is_due(now):
+            frame = pulse.ping(now)
+            ahead = self._connection.written + len(self._rest) + self._said_bytes
+            pulse.end = ahead + len(frame)
+            self._put(frame)
+        pulse.look(now, self.acknowledged(), blocked=self._blocked, heard=self.heard)
+        return None if now >= pulse.give_up else min(due, pulse.next_look(now))
+
+    def _stall_due(self, now: float) -> float:
+        """When the socket will have taken nothing for too long; infinite while nothing waits."""
+        if not self._blocked:
+            self._taken_at = math.inf
+            return math.inf
         taken = self.progress()
-        if taken != self._taken:
+        if taken != self._taken or self._taken_at == math.inf:
             self._taken, self._taken_at = taken, now
-        return now - self._taken_at >= self._limits.stall_timeout
+        return self._taken_at + self._limits.stall_timeout + STALL_MARGIN
+
+
+class _Pulse:
+    """When a socket is pinged, and whether its silence still fits a client that is there.
+
+    A client that reads slowly finds a ping behind all that it has not read yet. So its time begins when its
+    kernel has the ping; and it begins anew when anything is heard, and while the kernel makes room in a
+    full buffer: only a client that reads does that.
+
+    Attributes:
+        end: offset behind the ping in the bytes of the socket.
+    """
+
+    def __init__(self, limits: SocketLimits, now: float) -> None:
+        self._limits = limits
+        self._number = 0
+        self._awaited: bytes | None = None
+        self._next = now + limits.ping_interval
+        self._since = now
+        self._acknowledged = 0
+        self._was_blocked = False
+        self.end = 0
+
+    def is_due(self, now: float) -> bool:
+        """Whether a ping has to be sent now."""
+        return self._awaited is None and now >= self._next
+
+    def ping(self, now: float) -> bytes:
+        """Answer the next ping's frame."""
+        self._number += 1
+        self._awaited = b"%d" % self._number
+        self._since = now
+        self._next = now + self._limits.ping_interval
+        return ping_frame(self._awaited)
+
+    def take_pong(self, payload: bytes) -> None:
+        """Take a pong; one that nobody asked for is a sign of life only."""
+        if payload == self._awaited:
+            self._awaited = None
+
+    def look(self, now: float, acknowledged: int, *, blocked: bool, heard: float) -> None:
+        """Look for signs of life.
+
+        Args:
+            acknowledged: bytes that the client's kernel has.
+            blocked: more wait than it takes.
+            heard: when something came last.
+        """
+        reads = blocked and self._was_blocked and acknowledged > self._acknowledged
+        if acknowledged < self.end or heard > self._since or reads:
+            self._since = now
+        self._acknowledged, self._was_blocked = acknowledged, blocked
+
+    @property
+    def give_up(self) -> float:
+        """When the client counts as gone, if nothing is seen of it until then."""
+        return math.inf if self._awaited is None else self._since + self._limits.ping_timeout
+
+    def next_look(self, now: float) -> float:
+        """When to look again."""
+        if self._awaited is None:
+            return self._next
+        return min(self.give_up, now + min(_LOOK_EVERY, self._limits.ping_timeout / _LOOKS))
