@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -47,7 +47,14 @@ from .edge import (
     Generator,
     HangupWatch,
     HttpServer,
+    KeepTerms,
     ServerLimits,
+    SocketLimits,
+    Sockets,
+    SocketSettings,
+    SocketStreams,
+    TokenSettings,
+    UnplacedBytes,
     open_listeners,
     server_context,
 )
@@ -170,7 +177,13 @@ class Gateway:
         )
         tls = settings.server.tls
         self.tls: Final = None if tls is None else server_context(tls.certificate, tls.key)
-        self.server: Final = self._make_server()
+        self._nursery: trio.Nursery | None = None
+        self.room: Final = UnplacedBytes(settings.limits.unplaced_bytes)
+        parts = self._make_parts()
+        self.generator: Final = self._make_generator(parts)
+        authenticator = Authenticator(self.keyring, settings.server.trusted_proxies)
+        self.sockets: Final = self._make_sockets(parts, self.generator, authenticator)
+        self.server: Final = self._make_server(self.generator, authenticator)
         self.addresses: list[str] = []
         self.admin_addresses: list[str] = []
         self.internal_addresses: list[str] = []
@@ -189,6 +202,7 @@ class Gateway:
                 self.ledger.open()
             listeners += await open_listeners(tuple(map(str, self.settings.server.bind)))
             async with trio.open_nursery() as nursery:
+                self._nursery = nursery
                 watches = (self.watch.run, self.fleet_watch.run, self.named_workers.run)
                 for task in (*watches, self.drain.run, self.admission.run, self._sweep):
                     nursery.start_soon(task)
@@ -264,6 +278,7 @@ class Gateway:
         self._refusal = Problem.of("gateway_draining", "the gateway is shutting down", retry_after=1.0)
         self.admission.close(self._refusal)
         self.server.close_idle()
+        self.sockets.go_away(limits.grace)
         async with trio.open_nursery() as nursery:
 
             async def until_none() -> None:
@@ -275,6 +290,7 @@ class Gateway:
             nursery.cancel_scope.cancel()
         self.live.end_all(SHUT_DOWN)
         await self.live.wait_none()
+        await self.sockets.close_all()
         self._log.write("info", "stopped")
 
     async def _sweep(self) -> None:
@@ -282,6 +298,8 @@ class Gateway:
         while True:
             await trio.sleep(1)
             self.connections.sweep()
+            self.sockets.kept.sweep()
+            self.generator.kept.sweep()
             self.live.tell_progress(self.fleet.progressed)
             for book in (expired := self.fleet.expire()):
                 self._note_worker(book.worker.id, "expired: it sent no heartbeat")
@@ -311,7 +329,7 @@ class Gateway:
             draining=admission.draining,
             returned=admission.returned,
             buffered=self.buffers.used,
-            sum_of_exchanges=self.live.buffered,
+            sum_of_exchanges=self.live.buffered + self.kept_bytes,
         )
         return {
             "version": __version__,
@@ -320,7 +338,12 @@ class Gateway:
             "connections": self.server.open,
             "failed_handshakes": self.server.failed_handshakes,
             "idle_upstream_connections": self.connections.idle,
-            "unplaced_bytes": self.server.room.used,
+            "unplaced_bytes": self.room.used,
+            "sockets": {
+                "open": len(self.sockets),
+                "streams": self.sockets.streams,
+                "resumable": self.kept_answers,
+            },
             "arrived": books.arrived,
             "reading": books.reading,
             "turned_away": dict(books.turned_away),
@@ -358,6 +381,16 @@ class Gateway:
         self.keyring.become(callers.keyring)
         self.rates.relimit(callers.tenant_limits, callers.key_limits)
         self.admission.reshare(callers.shares)
+
+    @property
+    def kept_answers(self) -> int:
+        """Answers that can be resumed."""
+        return len(self.sockets.kept) + len(self.generator.kept)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that are kept for those who may resume."""
+        return self.sockets.kept.bytes + self.generator.kept.bytes
 
     def _begin_watching(self, book: WorkerBook) -> None:
         self.fleet_watch.begin(book)
@@ -402,9 +435,9 @@ class Gateway:
 
     # -- composition
 
-    def _make_server(self) -> HttpServer:
-        settings, limits = self.settings, self.settings.limits
-        parts = Parts(
+    def _make_parts(self) -> Parts:
+        settings = self.settings
+        return Parts(
             admission=self.admission,
             attempts=AttemptParts(
                 engine=HttpEngine(
@@ -428,22 +461,80 @@ class Gateway:
             bug=self.report_bug,
             rates=self.rates,
         )
-        generator = Generator(
+
+    def _make_generator(self, parts: Parts) -> Generator:
+        settings = self.settings
+        return Generator(
             self.fleet,
             parts,
             GenerateSettings(
                 settings.deadlines.default,
                 settings.deadlines.maximum,
-                limits.json_values,
-                max(settings.delivery.stall_timeout, settings.delivery.max_lag) + ANSWER_SLACK,
-                limits.gone_probe_interval,
+                settings.limits.json_values,
+                self._answer_limit,
+                settings.limits.gone_probe_interval,
+                KeepTerms(settings.delivery.buffer_bytes // 2, settings.delivery.resume_window),
                 settings.stream.receipt,
             ),
             self.live,
+            self.buffers,
+            self._spawn,
         )
+
+    @property
+    def _answer_limit(self) -> float:
+        """Seconds without an acknowledgement until a reader counts as vanished."""
+        delivery = self.settings.delivery
+        return max(delivery.stall_timeout, delivery.max_lag) + ANSWER_SLACK
+
+    def _make_sockets(self, parts: Parts, generator: Generator, authenticator: Authenticator) -> Sockets:
+        settings, sockets = self.settings, self.settings.websocket
+        limits = SocketLimits(
+            sockets.max_message_bytes,
+            sockets.ping_interval,
+            sockets.ping_timeout,
+            settings.delivery.stall_timeout,
+        )
+        tokens = TokenSettings(
+            sockets.max_streams,
+            settings.limits.event_bytes,
+            settings.delivery.buffer_bytes // 2,
+            settings.delivery.resume_window,
+        )
+        streams = SocketStreams(
+            generator, parts, self.live, self.books, self.room, lambda: self._refusal, self._spawn
+        )
+        return Sockets(
+            SocketSettings(
+                limits,
+                tokens,
+                sockets.auth_timeout,
+                self._answer_limit,
+                frozenset(settings.server.cors_origins),
+            ),
+            authenticator,
+            self.keyring,
+            streams,
+            self.buffers,
+        )
+
+    def _spawn(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Run something in the gateway's own nursery; a fault of it is nobody else's."""
+
+        async def contained() -> None:
+            try:
+                await task()
+            except Exception as exc:
+                self.report_bug("stream", exc)
+
+        assert self._nursery is not None
+        self._nursery.start_soon(contained)
+
+    def _make_server(self, generator: Generator, authenticator: Authenticator) -> HttpServer:
+        settings, limits = self.settings, self.settings.limits
         door = Door(
             DoorSettings(self._via, int(time.time()), frozenset(settings.server.cors_origins)),
-            Authenticator(self.keyring, settings.server.trusted_proxies),
+            authenticator,
             generator,
             self.books,
             lambda: {name: route.model for name, route in self.fleet.routes.items()},
@@ -451,6 +542,7 @@ class Gateway:
             self.not_ready,
             lambda: self._refusal,
             self.rates,
+            self.sockets,
         )
         return HttpServer(
             door,
@@ -468,6 +560,7 @@ class Gateway:
             self.report_bug,
             lambda: self._refusal is not None,
             self.tls,
+            self.room,
         )
 
     @property

@@ -191,7 +191,7 @@ class Serving:
             draining=admission.draining,
             returned=admission.returned,
             buffered=gateway.buffers.used,
-            sum_of_exchanges=gateway.live.buffered,
+            sum_of_exchanges=gateway.live.buffered + gateway.kept_bytes,
         )
 
     async def expect_nothing_left(self) -> None:
@@ -207,6 +207,7 @@ class Serving:
         assert (admission.queued, admission.queued_bytes, admission.queued_by_tenant) == (0, 0, {})
         assert admission.granted == admission.returned
         assert admission.double_releases == 0
+        await self.until(lambda: gateway.kept_answers == 0)
         assert gateway.buffers.used == 0
         assert gateway.server.room.used == 0
         assert len(gateway.watch) == 0

@@ -19,6 +19,7 @@ from trio_gateway.config._sections import (
     ServerSettings,
     ShutdownSettings,
     StreamSettings,
+    WebSocketSettings,
 )
 from trio_gateway.config._tables import ModelSettings, TenantSettings, WorkerSettings
 
@@ -45,6 +46,7 @@ class Settings(Section):
     fleet: FleetSettings = FleetSettings()
     delivery: DeliverySettings = DeliverySettings()
     stream: StreamSettings = StreamSettings()
+    websocket: WebSocketSettings = WebSocketSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     database: DatabaseSettings = DatabaseSettings()
     log: LogSettings = LogSettings()

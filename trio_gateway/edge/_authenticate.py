@@ -44,7 +44,10 @@ class Authenticator:
             Refused: ``invalid_api_key``, or ``rate_limit_exceeded`` where that was said too often; or
                 ``keys_unavailable``, while nobody can say whether it is one.
         """
-        key = presented_key(head)
+        return self.judge(presented_key(head), head, connection)
+
+    def judge(self, key: bytes | None, head: RequestHead, connection: Connection) -> Caller:
+        """Answer whose key it is that came with a request or over its connection. See `authenticate`."""
         caller = self._keyring.find(key)
         if caller is not None and not caller.expired(self._wall()):
             return caller

@@ -43,10 +43,13 @@ class KeptAnswers(Generic[AnswerT]):
     Args:
         window: seconds that one is kept after its end.
         pool: when more than half of it is used, the ended are forgotten earlier, the oldest first.
+
+    Attributes:
+        window: see above.
     """
 
     def __init__(self, window: float, pool: BufferPool) -> None:
-        self._window = window
+        self.window = window
         self._pool = pool
         self._entries: dict[str, _Entry[AnswerT]] = {}
 
@@ -77,6 +80,6 @@ class KeptAnswers(Generic[AnswerT]):
                 entry.ended = None
                 continue
             entry.ended = now if entry.ended is None else entry.ended
-            if now - entry.ended >= self._window or self._pool.left * 2 < self._pool.total:
+            if now - entry.ended >= self.window or self._pool.left * 2 < self._pool.total:
                 del self._entries[request_id]
                 entry.answer.forget()
