@@ -33,6 +33,7 @@ SCENARIOS: Final = (
     "slow_releases",
     "ledger_kills",
     "ledger_sums",
+    "features",
 )
 
 

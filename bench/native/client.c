@@ -14,6 +14,7 @@
  * CPU of the processes in --pids is read at both ends of the window, which is:
  * stream with --window-ms: from --warm-ms after every stream had its first token;
  * stream without: the whole run; buffered: after --warm requests, to the end.
+ * Connections show the API keys of --keys in turn.
  */
 #include "common.h"
 
@@ -23,16 +24,16 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
-enum { MAX_PIDS = 64, READ = 256 * 1024, MAX_REASONS = 32, CONTENT_DIGITS = 8 };
+enum { MAX_PIDS = 64, MAX_KEYS = 64, READ = 256 * 1024, MAX_REASONS = 32, CONTENT_DIGITS = 8 };
 
 static struct {
-    const char *mode, *host, *model, *phase, *how, *pids;
+    const char *mode, *host, *model, *phase, *how, *pids, *keys;
     int64_t port, streams, tokens, pace_us, spread, delay_us, head, bytes, requests, warm, usage;
     int64_t ramp_us, warm_ms, window_ms, measured, tries, min_us, max_us, max_tokens, id_base;
     int64_t pause_us, rcvbuf, hold_ms, limit_s, seed, batch, vary;
 } opt = {
     .mode = "stream", .host = "127.0.0.1", .model = "bench-model", .phase = "streaming", .how = "fin", .pids = "",
-    .streams = 1, .tokens = 16, .spread = 1, .head = 1, .bytes = -1, .requests = 1, .measured = -1,
+    .keys = "", .streams = 1, .tokens = 16, .spread = 1, .head = 1, .bytes = -1, .requests = 1, .measured = -1,
     .tries = 1, .max_tokens = 1, .limit_s = 120, .seed = 1,
 };
 
@@ -69,6 +70,8 @@ static int poll_fd;
 static struct conn *conns;
 static struct { const char *what; int64_t count; } reasons[MAX_REASONS];
 static int pids[MAX_PIDS], pid_count;
+static struct key { const char *at; int len; } keys[MAX_KEYS]; /* of --keys, taken in turn by the connections */
+static int key_count;
 static int64_t cpu_before[MAX_PIDS], cpu_after[MAX_PIDS];
 static int64_t started_at, window_from, window_to, own_before, own_after;
 static int64_t total_tokens, tokens_before, tokens_after;
@@ -328,8 +331,13 @@ static void make_request(struct conn *c, bool stream)
     c->out.off = c->out.len = 0;
     buf_fmt(&c->out,
             "POST /v1/chat/completions HTTP/1.1\r\nhost: %s:%lld\r\ncontent-type: application/json\r\n"
-            "accept: %s\r\nuser-agent: bench\r\ncontent-length: %zu\r\n\r\n",
+            "accept: %s\r\nuser-agent: bench\r\ncontent-length: %zu\r\n",
             opt.host, (long long)opt.port, stream ? "text/event-stream" : "application/json", body.len);
+    if (key_count) {
+        const struct key *key = &keys[c->index % key_count];
+        buf_fmt(&c->out, "authorization: Bearer %.*s\r\n", key->len, key->at);
+    }
+    buf_fmt(&c->out, "\r\n");
     buf_add(&c->out, body.p, body.len);
     buf_free(&body);
     begin_answer(c);
@@ -706,8 +714,8 @@ static void report(void)
 
 static const struct { const char *name; const char **text; int64_t *number; } OPTIONS[] = {
     {"mode", &opt.mode, NULL}, {"host", &opt.host, NULL}, {"model", &opt.model, NULL}, {"phase", &opt.phase, NULL},
-    {"how", &opt.how, NULL}, {"pids", &opt.pids, NULL}, {"port", NULL, &opt.port}, {"streams", NULL, &opt.streams},
-    {"tokens", NULL, &opt.tokens}, {"pace-us", NULL, &opt.pace_us}, {"spread", NULL, &opt.spread},
+    {"how", &opt.how, NULL}, {"pids", &opt.pids, NULL}, {"keys", &opt.keys, NULL},
+    {"port", NULL, &opt.port}, {"streams", NULL, &opt.streams}, {"tokens", NULL, &opt.tokens}, {"pace-us", NULL, &opt.pace_us}, {"spread", NULL, &opt.spread},
     {"delay-us", NULL, &opt.delay_us}, {"head", NULL, &opt.head}, {"bytes", NULL, &opt.bytes},
     {"requests", NULL, &opt.requests}, {"warm", NULL, &opt.warm}, {"usage", NULL, &opt.usage},
     {"ramp-us", NULL, &opt.ramp_us}, {"warm-ms", NULL, &opt.warm_ms}, {"window-ms", NULL, &opt.window_ms},
@@ -737,6 +745,11 @@ static void read_options(int argc, char **argv)
         char *end;
         pids[pid_count++] = (int)strtol(p, &end, 10);
         p = *end ? end + 1 : end;
+    }
+    for (const char *p = opt.keys; *p && key_count < MAX_KEYS;) {
+        size_t len = strcspn(p, ",");
+        keys[key_count++] = (struct key){p, (int)len};
+        p += len + (p[len] == ',');
     }
     random_state = (uint64_t)opt.seed * 0x9E3779B97F4A7C15ULL + 1;
 }
