@@ -95,7 +95,7 @@ async def test_every_route_has_the_listed_methods_and_no_others() -> None:
 # Headers --------------------------------------------------------------------------------------------------
 
 # Values of headers, and the scheme of a key, in code that compares bytes.
-VALUES: Final = {"bearer", "identity", "close", "keep-alive", "chunked"}
+VALUES: Final = {"bearer", "identity", "close", "keep-alive", "chunked", "true"}
 WRITERS: Final = (
     "edge/_generate.py",
     "edge/_head.py",
