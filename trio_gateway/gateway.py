@@ -776,6 +776,7 @@ def _exchange_limits(settings: Settings) -> ExchangeLimits:
         heartbeat_while_queued=settings.stream.heartbeat_while_queued,
         error_style=settings.stream.error_style,
         expose_worker=settings.server.expose_worker,
+        merge_deltas=settings.delivery.merge_deltas,
     )
 
 

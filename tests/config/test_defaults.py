@@ -94,6 +94,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
         "upstream_receive_buffer": 16 * KIBI,
         "stall_timeout": 30.0,
         "max_lag": 120.0,
+        "merge_deltas": False,
     },
     "stream": {
         "heartbeat_after": 10.0,
@@ -143,6 +144,7 @@ FURTHER_KEYS = {
     "limits.gone_probe_interval",
     "retry.backoff",
     "delivery.upstream_receive_buffer",
+    "delivery.merge_deltas",
     "workers.dns",
     "fleet.share",
     "fleet.affinity",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import pytest
 import trio
 from hypothesis import given
@@ -103,7 +101,7 @@ async def test_a_block_waits_from_when_it_was_to_be_put(
     putting = Putting(channel, b"b" * 20, nursery)
     await trio.sleep(5)
     assert not putting.through
-    assert channel.take_dated(CAP) == (b"a" * 8, deque([(8, 0.0)]))
+    assert channel.take_dated(CAP) == (b"a" * 8, [(8, 0.0, 0)])
     await trio.sleep(1)
     assert putting.through
     assert channel.oldest_since == 0
@@ -116,12 +114,12 @@ async def test_what_is_taken_tells_where_each_block_in_it_ends_and_since_when_it
     for block in (b"aaa", b"bb", b"c" * 12):
         await channel.put(block)
         await trio.sleep(1)
-    assert channel.take_dated(4) == (b"aaa", deque([(3, 0.0)]))
-    assert channel.take_dated(12) == (b"bb", deque([(2, 1.0)]))
-    assert channel.take_dated(10) == (b"c" * 10, deque([(10, 2.0)]))
+    assert channel.take_dated(4) == (b"aaa", [(3, 0.0, 0)])
+    assert channel.take_dated(12) == (b"bb", [(2, 1.0, 0)])
+    assert channel.take_dated(10) == (b"c" * 10, [(10, 2.0, 0)])
     await channel.put(b"d")
-    assert channel.take_dated(10) == (b"ccd", deque([(2, 2.0), (3, 3.0)]))
-    assert channel.take_dated(10) == (b"", deque())
+    assert channel.take_dated(10) == (b"ccd", [(2, 2.0, 0), (3, 3.0, 0)])
+    assert channel.take_dated(10) == (b"", [])
 
 
 # The pool -------------------------------------------------------------------------------------------------
@@ -316,6 +314,83 @@ async def test_a_block_larger_than_a_piece_is_taken_in_parts() -> None:
     assert channel.take(3) == b"bbb"
     assert channel.take(3) == b"cdd"
     assert channel.take(3) == b""
+
+
+# Joining --------------------------------------------------------------------------------------------------
+
+
+class Vowels:
+    """Joins a block to the last one if both are one vowel, as its double; drops spaces at its end."""
+
+    def __init__(self) -> None:
+        self.more = 0
+        self.asked: list[tuple[bytes, bytes]] = []
+
+    def join(self, last: bytes, block: bytes) -> list[tuple[bytes, int, bool]]:
+        self.asked.append((last, block))
+        head, tail = block.rstrip(b" ")[:1], block.rstrip(b" ")[1:]
+        if last[-1:] != head:
+            self.more = 0
+            return [(last, 0, True), (block, 0, False)]
+        self.more += 1
+        joined = [(last, self.more, True)]
+        return [*joined, (tail, 0, False)] if tail else joined
+
+
+async def test_what_waits_is_joined_and_dated_by_its_oldest_part(autojump_clock: MockClock) -> None:
+    pool = BufferPool(PLENTY)
+    joiner = Vowels()
+    channel = ByteChannel(100, pool, joiner)
+    await channel.put(b"xa")
+    await trio.sleep(1)
+    await channel.put(b"a  ")
+    assert (channel.used, pool.used, channel.oldest_since) == (2, 2, 0)
+    await trio.sleep(1)
+    await channel.put(b"ae")
+    await channel.put(b"u")
+    assert (channel.used, pool.used) == (4, 4)
+    assert joiner.asked == [(b"xa", b"a  "), (b"xa", b"ae"), (b"e", b"u")]
+    assert channel.take_dated(1) == (b"x", [(1, 0.0, 0)])  # what was joined counts where the event ends
+    assert channel.take_dated(2) == (b"ae", [(1, 0.0, 2), (2, 2.0, 0)])
+    assert channel.take_dated(2) == (b"u", [(1, 2.0, 0)])
+    assert (channel.used, pool.used) == (0, 0)
+
+
+async def test_what_becomes_less_makes_room(nursery: trio.Nursery) -> None:
+    class Shorter:
+        def join(self, last: bytes, block: bytes) -> list[tuple[bytes, int, bool]]:
+            return [(b"-", 2, True)]
+
+    pool = BufferPool(PLENTY)
+    channel, other = ByteChannel(CAP, pool, Shorter()), ByteChannel(CAP, pool)
+    await other.put(b"o")
+    await channel.put(b"abcdef")
+    await channel.put(b"ghi")
+    assert (channel.used, pool.used) == (1, 2)
+    with trio.fail_after(1):
+        await channel.put(b"a" * 9)
+    assert channel.take(CAP) == b"-"
+    assert pool.used == 1
+
+
+async def test_nothing_is_joined_to_what_is_empty_or_begun_nor_to_last_words() -> None:
+    joiner = Vowels()
+    channel = ByteChannel(100, BufferPool(PLENTY), joiner)
+    await channel.put(b"aa")
+    assert channel.take(1) == b"a"
+    await channel.put(b"a")
+    channel.put_nowait(b"a")
+    await channel.put(b"")
+    assert joiner.asked == []
+    assert channel.take(100) == b"aaa"
+    await channel.put(b"a")
+    assert joiner.asked == []
+    assert channel.take(100) == b"a"
+    await channel.put(b"bb")
+    await channel.put(b"a")
+    assert channel.take(1) == b"b"  # begun, but it is not the last
+    await channel.put(b"a")
+    assert joiner.asked == [(b"bb", b"a"), (b"a", b"a")]
 
 
 # Waking ---------------------------------------------------------------------------------------------------

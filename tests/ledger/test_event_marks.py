@@ -79,3 +79,15 @@ def test_forgetting_twice_forgets_once() -> None:
     for _ in range(2):
         marks.forget(18)
         assert (len(marks), marks.delivered(18), marks.delivered(27)) == (1, 2, 3)
+
+
+def test_an_event_to_which_others_were_joined_counts_as_all_of_them() -> None:
+    marks = EventMarks()
+    marks.add(0, b"data: a\n\ndata: b\n\n", [(9, 3)])
+    marks.add(20, b"data: c\n\ndata: d\n\n", [(9, 1), (18, 10)])
+    told = {8: 0, 9: 4, 17: 4, 18: 5, 28: 5, 29: 7, 37: 7, 38: 18}
+    assert {at: marks.delivered(at) for at in told} == told
+    marks.forget(28)
+    assert [marks.delivered(at) for at in (28, 29, 38)] == [5, 7, 18]
+    marks.forget(38)
+    assert (marks.delivered(38), len(marks)) == (18, 0)

@@ -298,6 +298,17 @@ async def test_delivered_counts_whole_events_that_arrived_and_no_comments(peer: 
     assert size >= len(ONE + COMMENT + TWO)
 
 
+async def test_an_event_that_stands_for_more_counts_as_all_of_them_once_it_has_arrived(peer: Peer) -> None:
+    port = peer.port
+    port.begin(STREAM)
+    port.push(ONE + TWO[:5], joined=[(len(ONE), 4)])
+    await peer.read(ONE)
+    assert port.delivered()[0] == 5
+    port.push(TWO[5:] + COMMENT + ONE, joined=[(len(TWO) - 5, 2)])
+    await peer.read(TWO[5:] + COMMENT + ONE)
+    assert port.delivered()[0] == 5 + 3 + 1
+
+
 async def test_what_waits_is_not_delivered(peer: Peer) -> None:
     port = peer.port
     port.begin(STREAM)

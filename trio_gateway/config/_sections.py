@@ -451,6 +451,13 @@ class DeliverySettings(Section):
             "after its end."
         ),
     ] = 30.0
+    merge_deltas: Annotated[
+        bool,
+        switch(
+            "Joins the deltas of a chat or completion that wait for a slow client into fewer, larger ones; "
+            "never those of a stream with a receipt."
+        ),
+    ] = False
 
 
 class StreamSettings(Section):

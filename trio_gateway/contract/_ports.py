@@ -6,6 +6,7 @@ real implementation in one room and a fake in `trio_gateway.testing`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -55,16 +56,23 @@ class ClientPort(Protocol):
         """A figure that grows whenever the socket accepts bytes or the peer's kernel acknowledges some."""
 
     def delivered(self) -> tuple[int, int]:
-        """Whole events, and bytes, that the peer's kernel has acknowledged (where it can tell)."""
+        """Whole events of the engine, and bytes, that the peer's kernel has acknowledged (where it can tell).
+
+        An event that others were joined to counts as all of them.
+        """
 
     def begin(self, head: AnswerHead) -> None:
         """Queue the head in front of the first piece."""
 
-    def push(self, piece: bytes, *, last: bool = False) -> None:
+    def push(self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = ()) -> None:
         """Frame one piece (whole events, or a part of one) and write what the socket takes now.
 
         Only while nothing is pending. ``last`` ends the message properly in the
         same write. Raises ClientGone.
+
+        Args:
+            joined: offsets in the piece behind events to which further events of the engine were joined,
+                in order, each with how many.
         """
 
     async def flush(self) -> None:

@@ -6,7 +6,7 @@ buffered answers with their length.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, final
 
 import trio
@@ -119,7 +119,7 @@ class HttpClient:
         self._put_head(head.status, headers)
         self._connection.silent_limit(self._answer_limit)
 
-    def push(self, piece: bytes, *, last: bool = False) -> None:
+    def push(self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = ()) -> None:
         """See ClientPort."""
         # A question may still be on its way when the answer begins.
         head, self._head = self._pending + self._head, b""
@@ -133,7 +133,7 @@ class HttpClient:
             offset = (
                 self._connection.written + len(head) + (len(framed) - len(piece) - 2 if self._chunked else 0)
             )
-            self._mark(offset, piece)
+            self._mark(offset, piece, joined)
         self._at_boundary = piece.endswith(b"\n\n")
         count = self._connection.write(data)
         self._pending = data[count:] if count < len(data) else b""
@@ -203,7 +203,7 @@ class HttpClient:
         self._begun = True
         self._head = answer_head(status, headers)
 
-    def _mark(self, offset: int, piece: bytes) -> None:
-        self._marks.add(offset, piece)
+    def _mark(self, offset: int, piece: bytes, joined: Sequence[tuple[int, int]]) -> None:
+        self._marks.add(offset, piece, joined)
         if len(self._marks) > _MARKS:
             self._marks.forget(self._connection.acknowledged())

@@ -8,6 +8,7 @@ reader nothing is taken, so the exchange stops as it does for a reader that is s
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -56,6 +57,7 @@ class ResumableClient:
         self._head: AnswerHead | None = None
         self._problem: tuple[Problem, dict[str, object] | None] | None = None
         self._reader: HttpClient | None = None
+        self._joined: list[tuple[int, int]] = []  # events that stand for more of the engine, and how many more
         self._started = 0  # event after which the reader began
         self._arrived = (0, 0)
         self._bytes_before = 0  # that earlier readers got
@@ -100,6 +102,11 @@ class ResumableClient:
 
     def delivered(self) -> tuple[int, int]:
         """See ClientPort."""
+        events, size = self._look_what_arrived()
+        return events + sum(more for number, more in self._joined if number <= events), size
+
+    def _look_what_arrived(self) -> tuple[int, int]:
+        """Answer the number of the last event that arrived, and bytes of all readers."""
         if self._reader is not None:
             events, size = self._reader.delivered()
             self._arrived = max(self._arrived[0], self._started + events), self._bytes_before + size
@@ -110,24 +117,27 @@ class ResumableClient:
         self._head = head
         self._moved.unpark_all()
 
-    def push(self, piece: bytes, *, last: bool = False) -> None:
+    def push(self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = ()) -> None:
         """See ClientPort."""
         self._check()
         if piece == HEARTBEAT:
             self._beat()
             return
-        blocks = (self._partial + piece).split(b"\n\n")
+        data = self._partial + piece
+        more = {data.count(b"\n\n", 0, len(self._partial) + end) - 1: more for end, more in joined}
+        blocks = data.split(b"\n\n")
         self._partial = blocks.pop()
-        if self._skipping and blocks:
-            self._skipping = False
-            del blocks[0]
         comment = b""  # goes with the event that it stands before
-        for block in blocks:
-            if block.startswith(b":"):
+        for number, block in enumerate(blocks):
+            if self._skipping:
+                self._skipping = False
+            elif block.startswith(b":"):
                 comment += block + b"\n\n"
             else:
                 self._log.add(comment + block + b"\n\n")
                 comment = b""
+                if number in more:
+                    self._joined.append((self._log.last, more[number]))
         self._ended = self._ended or last
         self._count()
         self._moved.unpark_all()
@@ -143,6 +153,7 @@ class ResumableClient:
     def withdraw(self) -> None:
         """See ClientPort."""
         self._log.drop_waiting()
+        self._joined = [each for each in self._joined if each[0] <= self._log.last]
         self._skipping = bool(self._partial)
         self._count()
 
@@ -161,7 +172,7 @@ class ResumableClient:
         """See ClientPort."""
         self._cut = True
         if self._reader is not None:
-            self.delivered()
+            self._look_what_arrived()
             self._reader.cut()
         self._log.clear()
         self._count()
@@ -311,7 +322,7 @@ class ResumableClient:
 
     def _leave(self, reader: HttpClient) -> None:
         """Part from a reader: what its kernel did not acknowledge waits for the next one."""
-        self._arrived = self.delivered()
+        self._arrived = self._look_what_arrived()
         self._bytes_before = self._arrived[1]
         self._reader = None
         if not reader.finished:

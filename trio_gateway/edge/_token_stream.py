@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -78,6 +79,7 @@ class TokenStream:
         self._model = ""
         self._size = 0
         self._tokens = array("Q", [0])  # by number of a delta: of all up to it
+        self._joined: list[tuple[int, int]] = []  # deltas that stand for more events, and how many more
         self._taken: deque[tuple[int, int, int]] = deque()  # by the socket now: number, size, bytes
         self._sending = 0  # bytes of those
         self._in_flight: deque[tuple[int, int, int]] = deque()  # end on the socket, number, size
@@ -133,7 +135,8 @@ class TokenStream:
     def delivered(self) -> tuple[int, int]:
         """See ClientPort. Deltas, and bytes of events in them; what is acknowledged has arrived."""
         self._look_what_arrived()
-        return self._arrived
+        seq, size = self._arrived
+        return seq + sum(more for number, more in self._joined if number <= seq), size
 
     # -- ClientPort: answering
 
@@ -141,11 +144,15 @@ class TokenStream:
         """See ClientPort. Nothing goes out: an answer begins with its first delta."""
         self._begun = True
 
-    def push(self, piece: bytes, *, last: bool = False) -> None:
+    def push(self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = ()) -> None:
         """See ClientPort."""
         self._check()
-        for event in self._reader.feed(piece):
-            self._take(event.data)
+        at = 0
+        for end, more in (*joined, (len(piece), 0)):
+            events = self._reader.feed(piece[at:end])
+            at = end
+            for number, event in enumerate(events, 1):
+                self._take(event.data, more if number == len(events) else 0)
         if last and self._last is None:
             self._end("done", self._how_it_finished())
         self._wake()
@@ -205,16 +212,19 @@ class TokenStream:
         if self._cut or self._gone:
             raise ClientGone
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes, more: int) -> None:
+        """Take an event to which ``more`` were joined."""
         if data.startswith(_FAREWELL):
             kind, members = msgspec.json.decode(data[len(_FAREWELL) :])
             self._end(kind, members)
         elif data.startswith(b"{") and not self._withdrawn:
             chunk = as_text(data)
-            self._ends.take(chunk)
+            self._ends.take(chunk, 1 + more)
             self._size += len(data)
             self._tokens.append(self._ends.tokens)
             self._log.add(chunk, self._ends.tokens, self._size)
+            if more:
+                self._joined.append((self._log.last, more))
 
     def _end(self, kind: str, members: Members) -> None:
         if self._last is None:

@@ -147,8 +147,9 @@ class Delivery:
             self._in_hand.clear()
             piece, ends = self._channel.take_dated(SLOW_PIECE)
             if piece:
-                self._in_hand.extend((len(piece) - end, since) for end, since in ends)
-                self._client.push(piece, last=self._channel.closed and not self._channel.used)
+                self._in_hand.extend((len(piece) - end, since) for end, since, _ in ends)
+                joined = [(end, more) for end, _, more in ends if more]
+                self._client.push(piece, last=self._channel.closed and not self._channel.used, joined=joined)
                 turn = (turn + 1) % PIECES_A_TURN
                 if not turn:
                     await trio.lowlevel.checkpoint()

@@ -31,7 +31,7 @@ from ..errors import ClientGone, Problem, Refused
 from ..flow import ByteChannel, RequestScope
 from ..ledger import Books, Record, Tally
 from ..tenancy import RateBook
-from ..wire import failed_chunk
+from ..wire import DeltaJoiner, failed_chunk
 from ._attempt import Attempt, AttemptParts
 from ._clock import ExchangeClock
 from ._delivery import Delivery, DeliveryLimits
@@ -56,6 +56,7 @@ class ExchangeLimits:
 
     Attributes:
         buffer_bytes: answer bytes that may wait for the client.
+        merge_deltas: events that wait for a slow client are joined.
         heartbeat_while_queued: heartbeats also during the first wait.
         error_style: ``event``, or ``finish_reason`` for a last chunk in front of the error.
         expose_worker: tell the client which worker answered.
@@ -67,6 +68,7 @@ class ExchangeLimits:
     heartbeat_while_queued: bool
     error_style: str
     expose_worker: bool
+    merge_deltas: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,11 @@ class Exchange:
     ) -> None:
         self.request: Final = request
         self.tally: Final = Tally()
-        self.channel: Final = ByteChannel(max(parts.limits.buffer_bytes - kept, 1), parts.attempts.pool)
+        # A receipt is over each event as the engine sent it.
+        merging = parts.limits.merge_deltas and request.operation.choices and not request.receipt
+        joiner = DeltaJoiner() if merging and request.stream else None
+        cap = max(parts.limits.buffer_bytes - kept, 1)
+        self.channel: Final = ByteChannel(cap, parts.attempts.pool, joiner)
         self._client = client
         self._parts = parts
         self._placed = placed

@@ -10,14 +10,18 @@ channels together stay inside the pool, by at most one block over. A block
 larger than the cap passes when the buffer is empty; refusing it would deadlock
 a stream that is legal.
 
+What waits may be joined into less (`Joiner`), so that a slow receiver has less to
+catch up with.
+
 One sender, one receiver, no clones.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Protocol, Self
 
 import trio
 
@@ -138,18 +142,58 @@ class ChannelStatistics:
     closed: bool
 
 
+class Joiner(Protocol):
+    """Says how events that wait can become fewer."""
+
+    def join(self, last: bytes, block: bytes) -> Iterable[tuple[bytes, int, bool]]:
+        """Answer what is to wait in the place of ``last`` and of ``block``, which follows it.
+
+        Each as its bytes, how many events were joined to the one in them, and whether
+        something of ``last`` is in them.
+        """
+
+
+class Block(NamedTuple):
+    """What waits together.
+
+    Attributes:
+        since: when the oldest of it was put.
+        more: events that were joined to the one in it.
+    """
+
+    data: bytes
+    since: float
+    more: int
+
+
+class Taken(NamedTuple):
+    """Where a block ends in the bytes that were taken, and what is known of it.
+
+    Attributes:
+        end: offset behind its last byte, of this part.
+        since: when the oldest of it was put.
+        more: events that were joined to the one that ends here; 0 for a part that is not the last.
+    """
+
+    end: int
+    since: float
+    more: int
+
+
 class ByteChannel:
     """Blocks of whole events on their way from the pump to the client's writer.
 
     Args:
         cap: bytes that may wait (``delivery.buffer_bytes``).
         pool: shared with all other channels.
+        joiner: joins blocks that are put to what waits; None: they stay as they are.
     """
 
-    def __init__(self, cap: int, pool: BufferPool) -> None:
+    def __init__(self, cap: int, pool: BufferPool, joiner: Joiner | None = None) -> None:
         self._cap = cap
         self._pool = pool
-        self._blocks: deque[tuple[bytes, float]] = deque()
+        self._joiner = joiner
+        self._blocks: deque[Block] = deque()
         self._offset = 0  # of the first block, already taken
         self._used = 0
         self._closed = False
@@ -170,7 +214,7 @@ class ByteChannel:
     @property
     def oldest_since(self) -> float | None:
         """When the oldest waiting block was put; None while nothing waits."""
-        return self._blocks[0][1] if self._blocks else None
+        return self._blocks[0].since if self._blocks else None
 
     def statistics(self) -> ChannelStatistics:
         """Tell what the channel holds."""
@@ -185,7 +229,11 @@ class ByteChannel:
         await self.wait_room(len(block))
         while self._used and len(block) > self._pool.left:
             await self._pool.wait_free(self._room)
-        self._add(block, since)
+        begun = self._offset if len(self._blocks) == 1 else 0
+        if self._joiner is None or not self._blocks or begun or not block:
+            self._add(block, since)
+        else:
+            self._join(self._joiner, block, since)
 
     async def wait_room(self, size: int) -> None:
         """Wait until ``size`` bytes fit, or nothing waits at all."""
@@ -194,36 +242,52 @@ class ByteChannel:
             await self._room.park()
 
     def put_nowait(self, block: bytes) -> None:
-        """Add a block whatever the cap says: a last error event, or an answer already counted."""
+        """Add a block, as it is, whatever the cap says: a last error event, or an answer already counted."""
         self._add(block, trio.current_time())
 
     def _add(self, block: bytes, since: float) -> None:
         if block:
-            self._blocks.append((block, since))
+            self._blocks.append(Block(block, since, 0))
             self._used += len(block)
             self._pool.take(len(block))
             self._filled.unpark_all()
+
+    def _join(self, joiner: Joiner, block: bytes, since: float) -> None:
+        """Put a block behind what waits, and let it become part of that."""
+        last = self._blocks.pop()
+        before = len(last.data)
+        after = 0
+        for data, more, old in joiner.join(last.data, block):
+            self._blocks.append(Block(data, last.since if old else since, more))
+            after += len(data)
+        if after >= before:
+            self._used += after - before
+            self._pool.take(after - before)
+        else:
+            self._give_back(before - after)
+        self._filled.unpark_all()
 
     def take(self, most: int) -> bytes:
         """Take up to ``most`` bytes: several small blocks, or a part of a big one. ``b""``: none wait."""
         return self.take_dated(most)[0]
 
-    def take_dated(self, most: int) -> tuple[bytes, deque[tuple[int, float]]]:
-        """Take as `take` does; answers also where in that each block ends, and since when it waits."""
-        ends: deque[tuple[int, float]] = deque()
+    def take_dated(self, most: int) -> tuple[bytes, list[Taken]]:
+        """Take as `take` does; answers also where in that each block ends."""
+        ends: list[Taken] = []
         parts: list[bytes] = []
         size = 0
         while self._blocks and size < most:
-            block, since = self._blocks[0]
+            block, since, more = self._blocks[0]
             left = len(block) - self._offset
             if size and left > most - size:
                 break  # keep whole blocks together where that costs nothing
             part = block[self._offset : self._offset + most - size] if left > most else block[self._offset :]
             parts.append(part)
             size += len(part)
-            ends.append((size, since))
             self._offset += len(part)
-            if self._offset == len(block):
+            whole = self._offset == len(block)
+            ends.append(Taken(size, since, more if whole else 0))
+            if whole:
                 self._blocks.popleft()
                 self._offset = 0
         self._give_back(size)
@@ -233,7 +297,7 @@ class ByteChannel:
         """Drop what waits, but for the rest of an event that was already taken in part."""
         rest = b""
         if self._offset:
-            block = self._blocks[0][0]
+            block = self._blocks[0].data
             end = block.find(b"\n\n", max(self._offset - 1, 0))
             begun = block[self._offset - 2 : self._offset] != b"\n\n"
             rest = block[self._offset : end + 2] if begun and end >= 0 else b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,18 +195,21 @@ class EventMarks:
 
     def __init__(self) -> None:
         self._ends = array("q")  # a list would cost four times as much for a client that never reads
+        self._joined: list[tuple[int, int]] = []  # ends of events that stand for more, and for how many more
         self._before = 0
         # Pieces end anywhere: what is known of the event that is under way.
         self._fresh = True
         self._comment = False
         self._half_blank = False
 
-    def add(self, start: int, piece: bytes) -> None:
+    def add(self, start: int, piece: bytes, joined: Sequence[tuple[int, int]] = ()) -> None:
         """Note the events that end in the next piece of the stream. Comments are no events.
 
         Args:
             start: offset of its first byte.
+            joined: where in it events end to which others were joined, and how many.
         """
+        self._joined += [(start + end, more) for end, more in joined]
         at = 0
         if self._half_blank and piece.startswith(b"\n"):
             at = 1
@@ -228,13 +232,14 @@ class EventMarks:
 
     def forget(self, acknowledged: int) -> None:
         """Drop the marks of events that end at or before ``acknowledged``, and keep their count."""
-        gone = bisect_right(self._ends, acknowledged)
-        self._before += gone
-        del self._ends[:gone]
+        self._before = self.delivered(acknowledged)
+        del self._ends[: bisect_right(self._ends, acknowledged)]
+        self._joined = [each for each in self._joined if each[0] > acknowledged]
 
     def delivered(self, acknowledged: int) -> int:
-        """How many events end at or before ``acknowledged``."""
-        return self._before + bisect_right(self._ends, acknowledged)
+        """How many events of the engine end at or before ``acknowledged``."""
+        more = sum(more for end, more in self._joined if end <= acknowledged)
+        return self._before + bisect_right(self._ends, acknowledged) + more
 
     def __len__(self) -> int:
         return len(self._ends)

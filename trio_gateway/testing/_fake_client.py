@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final, final
 
 import msgspec
@@ -50,6 +51,7 @@ class RecordingClient:
         self._room = room
         self._pending = b""
         self._ended = False
+        self._joined: list[tuple[int, int]] = []
         self._lot: Final = trio.lowlevel.ParkingLot()
 
     # -- what the client does
@@ -124,20 +126,22 @@ class RecordingClient:
         if self.head is None or self.head.length is not None:
             return 0, done
         blocks = bytes(self.received[:done]).split(b"\n\n")[:-1]
-        return sum(not block.startswith(b":") for block in blocks), done
+        more = sum(more for end, more in self._joined if end <= done)
+        return sum(not block.startswith(b":") for block in blocks) + more, done
 
     def begin(self, head: AnswerHead) -> None:
         """See ClientPort."""
         assert not self.begun, "an answer is begun once"
         self.head = head
 
-    def push(self, piece: bytes, *, last: bool = False) -> None:
+    def push(self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = ()) -> None:
         """See ClientPort."""
         assert self.begun, "an answer begins with its head"
         assert not self._ended, "nothing follows the last piece"
         assert not self._pending, "at most one piece is pending"
         assert piece, "a piece has bytes"
         self._ended = last
+        self._joined += [(len(self.received) + end, more) for end, more in joined]
         self._pending = piece
         self._write()
 

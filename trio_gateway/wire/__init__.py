@@ -21,6 +21,7 @@ from ._http1 import (
     write_response_head,
 )
 from ._json import may_hold_infinity, needs_thread, read_object, with_finite_numbers
+from ._merge import DeltaJoiner
 from ._named_relay import NamedRelay
 from ._ollama import OllamaRelay, ollama_answer
 from ._relay import StreamRelay, StreamShape, failed_chunk
@@ -120,6 +121,7 @@ __all__ = [
     "Close",
     "Delta",
     "DeltaWriter",
+    "DeltaJoiner",
     "End",
     "EngineError",
     "EngineKind",
