@@ -57,7 +57,7 @@ class ResumableClient:
         self._head: AnswerHead | None = None
         self._problem: tuple[Problem, dict[str, object] | None] | None = None
         self._reader: HttpClient | None = None
-        self._joined: list[tuple[int, int]] = []  # events that stand for more of the engine, and how many more
+        self._joined: list[tuple[int, int]] = []  # events that stand for more, and how many more
         self._started = 0  # event after which the reader began
         self._arrived = (0, 0)
         self._bytes_before = 0  # that earlier readers got
