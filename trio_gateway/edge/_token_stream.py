@@ -8,7 +8,6 @@ that its client has.
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
@@ -18,16 +17,16 @@ import trio
 
 from ..contract import AnswerHead, Ending, InternalRequest, Operation, Outcome
 from ..errors import ClientGone, Problem
-from ..flow import BufferPool, Delta, DeltaLog
+from ..flow import BufferPool, Delta, DeltaLog, Dropped
 from ..ledger import Tally
 from ..wire import DeltaWriter, EventReader, StreamEnds, as_text, text_frame, write_token_message
+from ._arrivals import Arrivals
 from ._problems import error_object
 from ._websocket import WebSocket
 
 ACK_WAIT: Final = 1.0  # seconds after the end for the last acknowledgements of a client that sends some
 _FAREWELL: Final = b"!"  # an engine's event never begins so: what stands behind it is ours
 _CANCELLED: Final = "request_cancelled"
-_IN_FLIGHT: Final = 256  # deltas sent before the kernel is asked which of them have arrived
 _LAST: Final = b"{}"  # stands for the last message until it is written
 _LAST_DELTA: Final = Delta(0, _LAST, 0, 0)
 
@@ -76,23 +75,20 @@ class TokenStream:
         self._writer = DeltaWriter(stream_id)
         self._reader = EventReader(terms.max_event)
         self._ends = StreamEnds(operation)
-        self._model = ""
         self._size = 0
         self._tokens = array("Q", [0])  # by number of a delta: of all up to it
+        self._arrivals = Arrivals()
         self._joined: list[tuple[int, int]] = []  # deltas that stand for more events, and how many more
-        self._taken: deque[tuple[int, int, int]] = deque()  # by the socket now: number, size, bytes
-        self._sending = 0  # bytes of those
-        self._in_flight: deque[tuple[int, int, int]] = deque()  # end on the socket, number, size
-        self._arrived = (0, 0)  # number and size of what the client's kernel has acknowledged
         self._counted = 0  # bytes that the pool counts as kept
         self._figure = 0
         self._seen = -1
         self._lost_at: float | None = None
         self._last: tuple[str, Members] | None = None
+        self._stage: tuple[str, Members] | None = None  # what was said last of how it goes
         self._begun = False
         self._withdrawn = False
         self._cut = False
-        self._over = False
+        self._settled = False
         self._moved = trio.lowlevel.ParkingLot()
         socket.attach(self)
 
@@ -106,7 +102,7 @@ class TokenStream:
     @property
     def pending(self) -> int:
         """See ClientPort. Bytes of chunks that the socket has not accepted."""
-        return self._log.waiting_bytes + self._sending
+        return self._log.waiting_bytes + self._arrivals.sending
 
     @property
     def ended(self) -> bool:
@@ -121,11 +117,13 @@ class TokenStream:
     def taken(self) -> int:
         """See ClientPort. Grows also by credit, and while it waits for its turn on a socket that moves.
 
-        Without a socket it always grows: then the window ends it.
+        If it can be resumed, only its credit counts: a socket that does not move is lost before long, and
+        what has none has its window.
         """
-        if self._socket is None:
+        waits = self._log.can_send or self._arrivals.sending > 0
+        if self._socket is None or (waits and self.terms.kept):
             self._figure += 1
-        elif self._log.can_send or self._sending:
+        elif waits:
             progress = self._socket.progress()
             if progress != self._seen:
                 self._seen = progress
@@ -133,10 +131,10 @@ class TokenStream:
         return self._figure + self._log.grants
 
     def delivered(self) -> tuple[int, int]:
-        """See ClientPort. Deltas, and bytes of events in them; what is acknowledged has arrived."""
-        self._look_what_arrived()
-        seq, size = self._arrived
-        return seq + sum(more for number, more in self._joined if number <= seq), size
+        """See ClientPort. Deltas and the last message, and bytes of events; what is acknowledged arrived."""
+        self._arrivals.look(self._socket)
+        number, size = self._arrivals.arrived
+        return number + sum(more for seq, more in self._joined if seq <= number), size
 
     # -- ClientPort: answering
 
@@ -161,10 +159,11 @@ class TokenStream:
     async def flush(self) -> None:
         """See ClientPort. Waits also for a socket, if what was sent may have been lost with the last one."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        while self.pending or (self._socket is None and self._log.kept_bytes):
+        while self.pending or (self.terms.kept and self._socket is None and self._log.unacknowledged):
             self._check()
             await self._moved.park()
-        self._check()
+        if not self.finished:
+            self._check()
         if self.ended and self._log.acked:
             with trio.move_on_after(ACK_WAIT):
                 while self._log.acked < self._log.sent and self._socket is not None:
@@ -255,35 +254,30 @@ class TokenStream:
         delta = self._log.take()
         if delta is None:
             return None
-        self._taken.append((delta.seq, delta.size, len(delta.chunk)))
-        self._sending += len(delta.chunk)
+        number, size = (delta.seq, delta.size) if delta.seq else (self._log.sent + 1, self._size)
+        self._arrivals.take(number, size, len(delta.chunk))
+        if not self._pool.left:
+            self._log.shed()  # whoever loses the socket now can not come back for it
         self._count_kept()
         return text_frame(self._write(delta))
 
     def sent(self, end: int) -> None:
         """See Sender."""
-        seq, size, length = self._taken.popleft()
-        self._sending -= length
+        self._arrivals.sent(end, self._socket)
         self._figure += 1
-        if seq:
-            self._in_flight.append((end, seq, size))
-            if len(self._in_flight) > _IN_FLIGHT:
-                self._look_what_arrived()
         if not self.pending:
             self._moved.unpark_all()
-            if self._over:
+            if self._settled:
                 self._leave_socket()
 
     def lost(self) -> None:
         """See Sender."""
-        self._look_what_arrived()
+        self._arrivals.look(self._socket)
         self._socket = None
-        self._taken.clear()
-        self._in_flight.clear()
-        self._sending = 0
         self._lost_at = trio.current_time()
-        if self._over and not self.terms.kept:
-            self._log.clear()
+        if self.pending and not self.terms.kept:
+            self.cut()
+        self._arrivals.forget()
         self._moved.unpark_all()
 
     def _write(self, delta: Delta) -> bytes:
@@ -297,21 +291,18 @@ class TokenStream:
 
     def _counts(self) -> Members:
         """Count tokens. Delivered are those in deltas that were sent before: whoever reads this has them."""
-        made = 0 if self.tally is None else self.tally.tokens_generated()[0] or 0
-        delivered = self._tokens[self._log.sent]
+        sent, tally = self._tokens[self._log.sent], self.tally
+        if tally is None:
+            return {"generated": sent, "delivered": sent, "acknowledged": None}
+        generated = max(tally.tokens_generated()[0] or 0, self._ends.tokens)
         whole = self._last is not None and self._last[0] == "done"
+        delivered = generated if whole else tally.tokens_in(sent)
+        acknowledged = tally.acknowledged
         return {
-            "generated": max(made, self._ends.tokens),
-            "delivered": max(made, delivered) if whole else delivered,
-            "acknowledged": None if self.tally is None else self.tally.acknowledged,
+            "generated": generated,
+            "delivered": delivered,
+            "acknowledged": None if acknowledged is None else min(tally.tokens_in(acknowledged), delivered),
         }
-
-    def _look_what_arrived(self) -> None:
-        if self._socket is not None and self._in_flight:
-            there = self._socket.acknowledged()
-            while self._in_flight and self._in_flight[0][0] <= there:
-                _, seq, size = self._in_flight.popleft()
-                self._arrived = max(self._arrived, (seq, size))
 
     def _wake(self) -> None:
         self._count_kept()
@@ -332,16 +323,15 @@ class TokenStream:
     def queued(self, request: InternalRequest, position: int, eta: float | None) -> None:
         """See StreamPort."""
         eta_ms = None if eta is None else round(eta * 1000)
-        self._say("queued", request_id=self.request_id, position=position, eta_ms=eta_ms)
+        self._tell("queued", request_id=self.request_id, position=position, eta_ms=eta_ms)
 
     def placed(self, request: InternalRequest) -> None:
         """See StreamPort."""
-        self._model = request.model
-        self._say_accepted()
+        self._tell("accepted", request_id=self.request_id, model=request.model)
 
     def settle(self, ending: Ending) -> None:
         """See StreamPort."""
-        self._over = True
+        self._settled = True
         problem = ending.problem
         if self._last is None or self._cut:
             if ending.outcome is Outcome.CLIENT_STALLED:
@@ -352,11 +342,13 @@ class TokenStream:
         if not self.pending:
             self._leave_socket()
 
-    def _say_accepted(self) -> None:
-        self._say("accepted", request_id=self.request_id, model=self._model)
+    def _tell(self, kind: str, **members: object) -> None:
+        self._stage = kind, members
+        self._tell_again()
 
-    def _say(self, kind: str, **members: object) -> None:
-        if self._socket is not None:
+    def _tell_again(self) -> None:
+        if self._socket is not None and self._stage is not None:
+            kind, members = self._stage
             self._socket.say(write_token_message(kind, self.stream_id, **members))
 
     # -- what its client says
@@ -367,14 +359,13 @@ class TokenStream:
         return self._counted
 
     @property
-    def attached(self) -> bool:
-        """Whether it has a socket."""
-        return self._socket is not None
-
-    @property
     def over(self) -> bool:
-        """Whether its exchange has ended and all of it was sent."""
-        return self._over and not self.pending
+        """Whether its exchange has ended, and all of it was sent or can not be for now."""
+        return self._settled and not (self.pending and self._socket is not None)
+
+    def is_on(self, socket: WebSocket) -> bool:
+        """Whether it goes over this socket, and not over another one by now."""
+        return self._socket is socket
 
     def acknowledge(self, seq: int, credit: int | None) -> None:
         """Take an acknowledgement.
@@ -393,19 +384,20 @@ class TokenStream:
         Raises:
             NotSent, Dropped: it can not.
         """
+        if self._cut:
+            raise Dropped
         self._log.rewind(after, credit)
         self._leave_socket()
-        self._taken.clear()
-        self._in_flight.clear()
-        self._sending = 0
+        self._arrivals.forget()
         self.stream_id = stream_id
         self._writer = DeltaWriter(stream_id)
         self._socket = socket
         self._lost_at = None
         self._seen = -1
         self._note_acknowledged()
+        self._count_kept()
         self._moved.unpark_all()
-        self._say_accepted()
+        self._tell_again()
         socket.attach(self)
 
     def forget(self) -> None:
@@ -415,20 +407,15 @@ class TokenStream:
 
     def _leave_socket(self) -> None:
         if self._socket is not None:
-            self._look_what_arrived()
+            self._arrivals.look(self._socket)
             self._socket.detach(self)
 
     def _note_acknowledged(self) -> None:
         acked = self._log.acked
         if self.tally is not None:
             self.tally.acknowledged = self._tokens[acked]
-        self._look_what_arrived()
-        if acked > self._arrived[0]:
-            self._arrived = acked, self._size_at(acked)
-
-    def _size_at(self, seq: int) -> int:
-        """Bytes of events up to a delta that was acknowledged before the kernel was asked."""
-        return max((size for _, number, size in self._in_flight if number <= seq), default=self._arrived[1])
+        self._arrivals.look(self._socket)
+        self._arrivals.acknowledge(acked)
 
 
 def _failure(problem: Problem, extra: dict[str, object] | None) -> tuple[str, Members]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -114,10 +114,7 @@ class TokenSession:
     @property
     def running(self) -> int:
         """How many streams are under way."""
-        return sum(1 for _ in self._live())
-
-    def _live(self) -> Iterator[TokenStream]:
-        return (stream for stream, _ in self._open.values() if not stream.over)
+        return sum(map(self._is_busy, self._open))
 
     def hear(self, text: str) -> None:
         """Take one message."""
@@ -162,7 +159,7 @@ class TokenSession:
     def _generate(self, socket: WebSocket, caller: Caller, message: GenerateStream) -> None:
         self._forget_old()
         name = message.stream_id
-        if name in self._open and not self._open[name][0].over:
+        if self._is_busy(name):
             _refuse(socket, name, "invalid_value", "a stream of this name is under way", "stream_id")
             return
         operation = _OPERATIONS.get(message.operation)
@@ -190,23 +187,34 @@ class TokenSession:
             self._kept.add(run.exchange_id, KeptStream(stream, run), caller)
 
     def _hear_ack(self, socket: WebSocket, message: Ack) -> None:
-        found = self._open.get(message.stream_id)
+        found = self._own(message.stream_id)
         if found is None:
             return
+        stream = found[0]
         try:
-            found[0].acknowledge(message.seq, message.credit)
+            stream.acknowledge(message.seq, message.credit)
         except NotSent:
-            socket.close(MALFORMED, "an acknowledgement of what was not sent")
+            if not stream.over:
+                socket.close(MALFORMED, "an acknowledgement of what was not sent")
 
     def _cancel(self, message: CancelStream) -> None:
-        found = self._open.get(message.stream_id)
+        found = self._own(message.stream_id)
         if found is not None:
             found[1].end()
+
+    def _own(self, name: str) -> tuple[TokenStream, StreamRun] | None:
+        """Answer a stream that is still here: another socket may have gone on with it."""
+        found, socket = self._open.get(name), self._socket
+        return found if found is not None and socket is not None and found[0].is_on(socket) else None
+
+    def _is_busy(self, name: str) -> bool:
+        found = self._own(name)
+        return found is not None and not found[0].over
 
     def _resume(self, socket: WebSocket, caller: Caller, message: Resume) -> None:
         self._forget_old()
         name = message.stream_id
-        if name in self._open and not self._open[name][0].over:
+        if self._is_busy(name):
             _refuse(socket, name, "invalid_value", "a stream of this name is under way", "stream_id")
             return
         found = self._kept.find(message.request_id, caller)
@@ -224,12 +232,13 @@ class TokenSession:
         except Dropped:
             _refuse(socket, name, "request_not_found", "what follows is not kept any more", "after_seq")
         else:
+            self._open = {other: found for other, found in self._open.items() if found[0] is not stream}
             self._open[name] = stream, run
 
     def _forget_old(self) -> None:
-        """Forget streams that are over, but for those that may still be acknowledged."""
+        """Forget streams that went elsewhere or are over, but for those that may still be acknowledged."""
         for name, (stream, _) in tuple(self._open.items()):
-            if stream.over and not stream.kept:
+            if self._own(name) is None or (stream.over and not stream.kept):
                 del self._open[name]
 
 

@@ -63,6 +63,7 @@ class DeltaLog:
         self.sent = 0
         self.acked = 0
         self.grants = 0
+        self._shed = 0
 
     @property
     def can_send(self) -> bool:
@@ -76,8 +77,8 @@ class DeltaLog:
 
     @property
     def unacknowledged(self) -> bool:
-        """Whether a message that was taken is still kept."""
-        return bool(self._kept)
+        """Whether something was taken that was not acknowledged. The last message never is."""
+        return bool(self._kept) or self.acked < self.sent
 
     def add(self, chunk: bytes, tokens: int, size: int) -> None:
         """Add the delta with the number ``last + 1``."""
@@ -128,7 +129,7 @@ class DeltaLog:
         """
         if after > self.sent:
             raise NotSent
-        if after < self.acked:
+        if after < max(self.acked, self._shed):
             raise Dropped
         self.acknowledge(after, credit)
         again = list(self._kept)
@@ -136,6 +137,12 @@ class DeltaLog:
         self.kept_bytes = 0
         self.waiting_bytes += sum(len(delta.chunk) for delta in again)
         self._waiting.extendleft(reversed(again))
+
+    def shed(self) -> None:
+        """Keep none of the deltas that were taken: memory is short."""
+        if self._kept:
+            self._shed = self.sent
+            self._drop_kept(self.sent)
 
     def drop_waiting(self) -> None:
         """Forget all that was not taken; numbers go on behind the last that was."""
@@ -154,5 +161,10 @@ class DeltaLog:
         self.waiting_bytes += len(delta.chunk)
 
     def _forget(self, seq: int) -> None:
+        self._drop_kept(seq)
+        while self._waiting and 0 < self._waiting[0].seq <= seq:  # to be sent again, and it was there already
+            self.waiting_bytes -= len(self._waiting.popleft().chunk)
+
+    def _drop_kept(self, seq: int) -> None:
         while self._kept and 0 < self._kept[0].seq <= seq:
             self.kept_bytes -= len(self._kept.popleft().chunk)

@@ -75,7 +75,7 @@ class Tally:
         self.bytes_delivered = 0
         self.dropped = 0
         self.committed = False
-        self.acknowledged: int | None = None
+        self.acknowledged: int | None = None  # events with output
         self.receipt: str | None = None
 
     def begin(self, now: float, status: int) -> None:
@@ -122,13 +122,25 @@ class Tally:
 
     def tokens_delivered(self, *, whole: bool) -> int | None:
         """Tokens in the events that the client's kernel acknowledged; ``whole``: it got the whole answer."""
-        generated, source = self.tokens_generated()
+        generated, _ = self.tokens_generated()
         if generated is None or whole:
             return generated
-        content = min(self._content_delivered(), self.content_events)
+        return self.tokens_in(self._content_delivered())
+
+    def tokens_in(self, content: int) -> int:
+        """Tokens in so many of the events that carry output; while nobody knows better, one in each."""
+        generated, source = self.tokens_generated()
+        if generated is None:
+            return content
+        content = min(content, self.content_events)
         if source == "estimated" or not content:
             return min(content, generated)
         return generated * content // self.content_events
+
+    def _tokens_acknowledged(self, delivered: int | None) -> int | None:
+        if self.acknowledged is None:
+            return None
+        return min(self.tokens_in(self.acknowledged), delivered or 0)
 
     def _content_delivered(self) -> int:
         """Delivered events that carry output, at least: all that carry none may be among the delivered."""
@@ -177,7 +189,7 @@ class Tally:
             tokens_cached=usage.cached,
             tokens_generated=generated,
             tokens_delivered=delivered,
-            tokens_acknowledged=self.acknowledged,
+            tokens_acknowledged=self._tokens_acknowledged(delivered),
             usage_source=source,
             events_delivered=self.events_delivered,
             bytes_delivered=self.bytes_delivered,

@@ -1,0 +1,67 @@
+"""How far the messages of one stream have come on its way: to the socket, and to the client's kernel."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import final
+
+from ._websocket import WebSocket
+
+_IN_FLIGHT = 256  # messages sent before the kernel is asked which of them have arrived
+
+
+@final
+class Arrivals:
+    """See the module's docstring.
+
+    Attributes:
+        sending: bytes of the messages that the socket is taking right now.
+        arrived: number, and bytes of events up to it, of the last message that the client's kernel
+            has acknowledged.
+    """
+
+    def __init__(self) -> None:
+        self.sending = 0
+        self.arrived = (0, 0)
+        self._taken: deque[tuple[int, int, int]] = deque()  # by the socket now: number, size, length
+        self._in_flight: deque[tuple[int, int, int]] = deque()  # end on the socket, number, size
+
+    def take(self, number: int, size: int, length: int) -> None:
+        """The socket takes a message.
+
+        Args:
+            number: of the message; 0: it counts as none.
+            size: bytes of all events up to it.
+            length: of its own.
+        """
+        self._taken.append((number, size, length))
+        self.sending += length
+
+    def sent(self, end: int, socket: WebSocket | None) -> None:
+        """The oldest of those has been taken; it ends at ``end`` of all that was sent there."""
+        number, size, length = self._taken.popleft()
+        self.sending -= length
+        if number:
+            self._in_flight.append((end, number, size))
+            if len(self._in_flight) > _IN_FLIGHT:
+                self.look(socket)
+
+    def look(self, socket: WebSocket | None) -> None:
+        """Ask which have arrived; of a socket that is gone: had arrived."""
+        if socket is not None and self._in_flight:
+            there = socket.acknowledged()
+            while self._in_flight and self._in_flight[0][0] <= there:
+                _, number, size = self._in_flight.popleft()
+                self.arrived = max(self.arrived, (number, size))
+
+    def acknowledge(self, number: int) -> None:
+        """The client itself says that it has a message and all before it."""
+        if number > self.arrived[0]:
+            known = (size for _, other, size in self._in_flight if other <= number)
+            self.arrived = number, max(known, default=self.arrived[1])
+
+    def forget(self) -> None:
+        """Forget what is on its way: the socket is gone, or another one's turn."""
+        self._taken.clear()
+        self._in_flight.clear()
+        self.sending = 0
