@@ -34,6 +34,7 @@ SCENARIOS: Final = (
     "ledger_kills",
     "ledger_sums",
     "features",
+    "overload",
 )
 
 

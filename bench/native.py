@@ -1,4 +1,4 @@
-"""The two C programs: compiled when their source is newer, run, and ended.
+"""The C programs: compiled when their source is newer, run, and ended.
 
 They are bounded on their own as well: each ends with the process that started it,
 and after its ``--limit-s`` whatever happens.
@@ -25,7 +25,7 @@ Answer = dict[str, Any]
 
 
 def program(name: str) -> Path:
-    """Answer the path of ``engine`` or ``client``, compiling it first if it is stale."""
+    """Answer the path of ``engine``, ``client`` or ``arrivals``, compiling it first if it is stale."""
     source, header = SOURCES / f"{name}.c", SOURCES / "common.h"
     binary = BUILD / name
     newest = max(source.stat().st_mtime, header.stat().st_mtime)
@@ -62,6 +62,20 @@ def load(mode: str, port: int, pids: Sequence[int] = (), **options: object) -> A
     options.setdefault("limit_s", LIMIT_S)
     fixed = {"mode": mode, "port": port, "pids": ",".join(map(str, pids))}
     with Child([str(program("client")), *_arguments(fixed | options)], name="client") as client:
+        return _last_line(client)
+
+
+def arrivals(port: int, pids: Sequence[int] = (), **options: object) -> Answer:
+    """Let clients come at a rate, served or not, and answer what they got.
+
+    Options are those of ``native/arrivals.c`` with underscores.
+
+    Raises:
+        BenchError: it failed, or ran past ``limit_s`` seconds.
+    """
+    options.setdefault("limit_s", LIMIT_S)
+    fixed = {"port": port, "pids": ",".join(map(str, pids))}
+    with Child([str(program("arrivals")), *_arguments(fixed | options)], name="arrivals") as client:
         return _last_line(client)
 
 

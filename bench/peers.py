@@ -179,7 +179,7 @@ id = "{model}"
 [limits]
 connections = 8192
 [admission]
-max_queued = 4096
+max_queued = {queue}
 [shutdown]
 readiness_delay = 0
 grace = 1
@@ -201,7 +201,7 @@ def gateway_command() -> list[str]:
 
 @contextmanager
 def gateway(
-    engine_port: int, *, kind: str = "openai", slots: int = 1024, extra: str = ""
+    engine_port: int, *, kind: str = "openai", slots: int = 1024, queue: int = 4096, extra: str = ""
 ) -> Iterator[Gateway]:
     """Run ``trio-gateway serve`` before the engine, with every limit out of the way.
 
@@ -209,6 +209,7 @@ def gateway(
         engine_port: where the paced engine listens.
         kind: the dialect it is taken for; "vllm" also asks for usage in every event.
         slots: of the one worker.
+        queue: requests that may wait.
         extra: more TOML, such as a ``[delivery]`` table.
     """
     port, admin_port = free_port(), free_port()
@@ -220,6 +221,7 @@ def gateway(
             engine_port=engine_port,
             kind=kind,
             slots=slots,
+            queue=queue,
             model=MODEL,
             extra=extra,
         )

@@ -1,4 +1,4 @@
-"""A line chart as SVG: enough for a few lines over a doubling axis, without a plotting package."""
+"""A line chart as SVG: enough for a few lines over a doubling or an even axis, without a plotting package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLOURS: Final = ("#8c8c8c", "#b8860b", "#c0392b", "#1f6fb2", "#2e8b57")
 
 @dataclass(frozen=True)
 class Line:
-    """One named line through its points; the first coordinate is above 0."""
+    """One named line through its points; the first coordinate is above 0 if its axis is logarithmic."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -24,13 +24,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over a logarithmic first axis and a linear second, with a dashed limit."""
+    """Lines over a first axis, logarithmic if it is not ``linear``, and a linear second; a dashed limit."""
 
     title: str
     x_name: str
     y_name: str
     lines: Sequence[Line]
     limit: float
+    linear: bool = False
 
     def svg(self) -> str:
         """Answer the picture as text."""
@@ -53,8 +54,9 @@ class Chart:
 
     def _x(self, value: float) -> float:
         xs = [x for line in self.lines for x, _ in line.points]
-        low, high = math.log(min(xs)), math.log(max(xs))
-        return LEFT + (math.log(value) - low) / (high - low or 1) * (WIDTH - LEFT - RIGHT)
+        scale = float if self.linear else math.log
+        low, high = scale(min(xs)), scale(max(xs))
+        return LEFT + (scale(value) - low) / (high - low or 1) * (WIDTH - LEFT - RIGHT)
 
     def _y(self, value: float) -> float:
         low, high = self._range()
@@ -67,7 +69,7 @@ class Chart:
             y = self._y(tenth / 10)
             parts.append(_stroke(LEFT, y, WIDTH - RIGHT, y, "#e4e4e4"))
             parts.append(_text(LEFT - 8, y + 4, f"{tenth / 10:.1f}", anchor="end"))
-        marks = sorted({x for line in self.lines for x, _ in line.points})
+        marks = sorted({x for line in self.lines for x, _ in line.points if not self.linear or x % 1 == 0})
         parts += [_text(self._x(x), HEIGHT - BOTTOM + 20, f"{x:g}", anchor="middle") for x in marks]
         limit = self._y(self.limit)
         parts.append(_stroke(LEFT, limit, WIDTH - RIGHT, limit, "#444", dashed=True))

@@ -140,6 +140,18 @@ def test_a_key_uses_its_tenants_rates_too() -> None:
         rates.charge(request(key_id="k2"))
 
 
+def test_many_who_are_refused_at_once_are_told_different_times() -> None:
+    rates = book(RateLimits(requests=60), RateLimits(requests=30))
+    for _ in range(30):
+        rates.charge(request())
+    waits = []
+    for _ in range(5):
+        with pytest.raises(Refused) as refused:
+            rates.charge(request())
+        waits.append(refused.value.problem.retry_after)
+    assert waits == pytest.approx([2.0, 4.0, 6.0, 8.0, 10.0])  # by the key's limit, which is reached
+
+
 def test_dice_only_add_to_the_wait() -> None:
     for dice, wait in ((0.0, 30.0), (1.0, 37.5)):
         rates = book(RateLimits(requests=2), dice=dice)

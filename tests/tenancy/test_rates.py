@@ -98,6 +98,53 @@ def test_what_is_given_back_at_once_leaves_no_trace(size: int, start: float, sha
 # Failed keys ------------------------------------------------------------------------------------------------
 
 
+def test_those_who_are_refused_together_are_told_the_moments_of_one_token_after_the_other() -> None:
+    bucket = Bucket(60)
+    bucket.take(60, 0.0)
+    assert [bucket.promise(1, 0.0, 0.0) for _ in range(3)] == pytest.approx([1, 2, 3])
+    assert bucket.promise(5, 0.0, 0.0) == pytest.approx(8)
+    assert bucket.promise(1, 4.0, 0.0) == pytest.approx(5)
+    assert bucket.promise(1, 30.0, 0.0) == 0  # nobody who was told a moment is still to come
+    assert bucket.level(30.0) == 30  # promising takes nothing
+
+
+def test_dice_add_a_quarter_to_a_promise() -> None:
+    bucket = Bucket(60)
+    bucket.take(60, 0.0)
+    assert bucket.promise(4, 0.0, 1.0) == pytest.approx(5)
+
+
+def test_who_is_promised_nothing_within_a_minute_comes_in_its_second_half() -> None:
+    bucket = Bucket(2)
+    bucket.take(2, 0.0)
+    assert [bucket.promise(1, 0.0, 0.0) for _ in range(2)] == pytest.approx([30, 60])
+    assert [bucket.promise(1, 0.0, dice) for dice in (0.0, 0.5, 1.0)] == pytest.approx([30, 45, 60])
+    assert bucket.promise(1, 30.0, 0.0) == pytest.approx(60)
+
+
+def test_what_is_missing_for_more_than_a_minute_is_told_and_spread_too() -> None:
+    bucket = Bucket(60)
+    bucket.take(139, 0.0)
+    assert [bucket.promise(1, 0.0, dice) for dice in (0.0, 0.0, 1.0)] == pytest.approx([80, 80, 100])
+
+
+@given(
+    sizes,
+    st.floats(0, 3),
+    st.lists(st.tuples(st.integers(1, 2_000_000), st.floats(0, 40), st.floats(0, 1)), max_size=40),
+)
+def test_nobody_is_promised_what_will_not_be_there_nor_much_later(
+    size: int, used: float, story: list[tuple[int, float, float]]
+) -> None:
+    bucket, now = Bucket(size), 1000.0
+    bucket.take(size * used, now)
+    for amount, pause, dice in story:
+        now += pause
+        wait = bucket.wait(amount, now)
+        told = bucket.promise(amount, now, dice)
+        assert wait - 1e-6 <= told <= max(wait, MINUTE) * 1.25 + 1e-6
+
+
 def test_a_few_failures_a_minute_are_nothing_and_more_are_told_when_to_return() -> None:
     failed = FailedKeys(a_minute=3)
     assert [failed.note("a", 0.0) for _ in range(4)] == [0, 0, 0, pytest.approx(20.0)]

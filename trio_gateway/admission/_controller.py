@@ -23,6 +23,7 @@ from ..contract import InternalRequest, Worker
 from ..errors import Problem, Refused
 from ._drain_rate import DrainRate
 from ._estimate import Estimates
+from ._returns import Returns
 from ._scheduler import Scheduler
 
 TIERS: Final = ("interactive", "standard", "batch")
@@ -131,6 +132,7 @@ class Lease:
         self._worker = worker
         self._slots = slots
         self.counted_at: Final = counted_at  # pool and tier
+        self.since: Final = trio.current_time()
         self._engine_busy = False
         self._state = "held"
         self.attempt_id = ""  # of the attempt that is made with it
@@ -291,6 +293,7 @@ class Admission:
         self._running: dict[str, int] = {}
         self._numbers = itertools.count()
         self._rates: dict[str, DrainRate] = {}  # by pool
+        self._returns: dict[tuple[str, str | None], Returns] = {}  # by pool, and tenant if that was full
         self._estimates = Estimates()
         self._holding: dict[tuple[str, int], int] = {}  # slots by pool and tier
         self._granted = self._held = self._draining_count = self._returned_count = self._doubles = 0
@@ -324,15 +327,13 @@ class Admission:
         """See AdmissionPort."""
         if problem.status not in (429, 503) or problem.final:
             return problem
-        return problem.but(
-            retry_after=self._slots.retry_after(model) or self._retry_after(self.pool_of(model), 1)
-        )
+        return problem.but(retry_after=self._slots.retry_after(model) or self._next_turn(self.pool_of(model)))
 
     # -- tickets
 
     def eta_of(self, ticket: Ticket) -> float:
         """Seconds until a waiting ticket will probably be placed."""
-        return self._rate(ticket.pool).seconds_until(self.place_of(ticket), trio.current_time(), 0.0)
+        return self.place_of(ticket) / self._rate(ticket.pool).pace(trio.current_time())
 
     def place_of(self, ticket: Ticket) -> int:
         """Position of a waiting ticket."""
@@ -363,9 +364,7 @@ class Admission:
                 "deadline_exceeded", "the deadline passed while the request waited for a worker"
             )
         return Problem.of(
-            "queue_timeout",
-            "no worker had room in time",
-            retry_after=self._retry_after(ticket.pool, len(self._queue) + 1),
+            "queue_timeout", "no worker had room in time", retry_after=self._book_return(ticket.pool)
         )
 
     # -- what tenants are charged
@@ -530,7 +529,9 @@ class Admission:
         self._charge(ticket)
         held = ticket.pool, ticket.tier
         self._holding[held] = self._holding.get(held, 0) + slots
-        ticket.grant(Lease(self, ticket.request, worker, slots, held))
+        lease = Lease(self, ticket.request, worker, slots, held)
+        self._rate(ticket.pool).granted(lease.since)
+        ticket.grant(lease)
         return True
 
     def _charge(self, ticket: Ticket) -> None:
@@ -555,7 +556,7 @@ class Admission:
         """Why no worker can be tried."""
         problem = self._slots.obstacle(request)
         if problem.status in (429, 503) and problem.retry_after is None:
-            return problem.but(retry_after=self._retry_after(self.pool_of(request.model), 1))
+            return problem.but(retry_after=self._next_turn(self.pool_of(request.model)))
         return problem
 
     def _no_room(self, model: str) -> Problem:
@@ -570,34 +571,33 @@ class Admission:
         self._queue.add(ticket, trio.current_time())
 
     def _check_room(self, ticket: Ticket) -> None:
-        share = self._shares[ticket.tenant]
-        if self._queue.depth_of(ticket.tenant) >= share.max_queued:
-            busy = (
-                share.max_concurrency is not None
-                and self._running.get(ticket.tenant, 0) >= share.max_concurrency
-            )
-            code = "rate_limit_exceeded" if busy else "queue_full"
-            raise Refused(self._full(ticket, code, "the queue of this tenant is full"))
+        tenant, share = ticket.tenant, self._shares[ticket.tenant]
+        if self._queue.depth_of(tenant) >= share.max_queued:
+            code = "rate_limit_exceeded" if self._is_at_its_bound(tenant) else "queue_full"
+            wait = self._book_return_of(tenant, ticket.pool)
+            raise Refused(Problem.of(code, "the queue of this tenant is full", retry_after=wait))
         if len(self._queue) >= self.limits.max_queued:
-            raise Refused(self._full(ticket, "queue_full", "the queue is full"))
+            raise Refused(self._full(ticket, "the queue is full"))
         if self._queue.bytes + ticket.size > self.limits.max_queued_bytes:
-            raise Refused(self._full(ticket, "queue_full", "the queue is full by bytes"))
+            raise Refused(self._full(ticket, "the queue is full by bytes"))
 
-    def _full(self, ticket: Ticket, code: str, message: str) -> Problem:
-        return Problem.of(code, message, retry_after=self._retry_after(ticket.pool, len(self._queue) + 1))
+    def _full(self, ticket: Ticket, message: str) -> Problem:
+        return Problem.of("queue_full", message, retry_after=self._book_return(ticket.pool))
 
     def _check_time(self, ticket: Ticket) -> None:
         """Refuse on arrival who would wait beyond its deadline."""
-        places = self._queue.waiting_for(ticket.model) + 1
-        wait = self._rate(ticket.pool).predicted(places)
-        if wait is not None and trio.current_time() + wait > ticket.request.deadline:
+        now = trio.current_time()
+        wait = self._rate(ticket.pool).predicted(self._queue.waiting_for(ticket.model) + 1, now)
+        if wait is not None and now + wait > ticket.request.deadline:
             raise Refused(
                 Problem.of(
                     "wait_exceeds_deadline",
                     "the request would wait for a worker until after its deadline",
-                    retry_after=self._retry_after(ticket.pool, places),
+                    retry_after=self._book_return(ticket.pool),
                 )
             )
+
+    # -- when to come back
 
     def _rate(self, pool: str) -> DrainRate:
         rate = self._rates.get(pool)
@@ -605,8 +605,43 @@ class Admission:
             rate = self._rates[pool] = DrainRate()
         return rate
 
-    def _retry_after(self, pool: str, places: int) -> float:
-        return self._rate(pool).seconds_until(places, trio.current_time(), self._dice())
+    def _returns_of(self, pool: str, tenant: str | None) -> Returns:
+        returns = self._returns.get((pool, tenant))
+        if returns is None:
+            returns = self._returns[pool, tenant] = Returns()
+        return returns
+
+    def _waiting_in(self, pool: str) -> int:
+        """How many wait for a pool's workers."""
+        firsts = self._queue.one_of_each_model()
+        return sum(self._queue.waiting_for(first.model) for first in firsts if first.pool == pool)
+
+    def _book_return(self, pool: str) -> float:
+        """Promise a refused request the next turn at a pool; answers the seconds until then."""
+        now = trio.current_time()
+        pace = self._rate(pool).pace(now)
+        return self._returns_of(pool, None).book(self._waiting_in(pool), pace, now, self._dice())
+
+    def _book_return_of(self, tenant: str, pool: str) -> float:
+        """The same for one whose tenant's queue is full: by the pace at which that tenant is served."""
+        now = trio.current_time()
+        rate = self._rate(pool)
+        pace = self._leases_for(tenant, rate.out) / rate.lasting(now)
+        return self._returns_of(pool, tenant).book(self._queue.depth_of(tenant), pace, now, self._dice())
+
+    def _leases_for(self, tenant: str, out: int) -> float:
+        """How many of the leases that are out a tenant has at a time: its bound, its share, or more."""
+        running = self._running.get(tenant, 0)
+        if self._is_at_its_bound(tenant):
+            return max(running, 1)
+        weight = self._shares[tenant].weight
+        others = sum(self._shares[name].weight for name in self._queue.tenants() if name != tenant)
+        return max(running, max(out, 1) * weight / (weight + others))
+
+    def _next_turn(self, pool: str) -> float:
+        """Seconds until somebody who comes now could be served; promised to nobody."""
+        now = trio.current_time()
+        return self._returns_of(pool, None).peek(0, self._rate(pool).pace(now), now, self._dice())
 
     def _next_due(self) -> float:
         due = self._slots.next_opening() if len(self._queue) else None
@@ -628,7 +663,8 @@ class Admission:
             self._draining_count -= 1
         self._returned_count += 1
         self._slots.free(request, worker, slots, drained=before == "draining")
-        self._rate(lease.counted_at[0]).returned(trio.current_time())
+        now = trio.current_time()
+        self._rate(lease.counted_at[0]).returned(now, now - lease.since)
         self.dispatch()
 
     def _draining(self, lease: Lease, request: InternalRequest, worker: Worker, slots: int) -> None:

@@ -12,7 +12,7 @@ import trio
 
 from ..contract import InternalRequest, Operation, Style
 from ..errors import ClientGone, Problem, Refused
-from ..exchange import Exchange, LiveExchanges, Parts
+from ..exchange import Exchange, LiveExchanges, Parts, admit
 from ..fleet import Fleet, Route
 from ..flow import BufferPool
 from ..tenancy import Caller, Tenant
@@ -180,7 +180,9 @@ class Generator:
         if asked.resumable and request.stream:
             await self._run_resumable(request, client, caller, incoming.placed, accepted)
         else:
-            exchange = Exchange(request, client, self._parts, incoming.placed)
+            # Whoever is refused costs no exchange: in a flood nearly all are.
+            admitted = admit(request, self._parts)
+            exchange = Exchange(request, client, self._parts, incoming.placed, admitted=admitted)
             accepted()
             with self._live.holding(exchange):
                 await exchange.run()

@@ -3,7 +3,7 @@
 from ._attempt import AttemptLimits, AttemptParts
 from ._delivery import DeliveryLimits
 from ._endings import OWNER, SHUT_DOWN
-from ._exchange import Exchange, ExchangeLimits, Parts
+from ._exchange import Exchange, ExchangeLimits, Parts, admit
 from ._live import LiveExchanges, Standing
 from ._retry import RetryBudget
 
@@ -19,4 +19,5 @@ __all__ = [
     "Parts",
     "RetryBudget",
     "Standing",
+    "admit",
 ]

@@ -95,6 +95,35 @@ class Parts:
     accepted: Callable[[InternalRequest], None] = lambda request: None
 
 
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What an accepted request has, and its exchange gives back."""
+
+    ticket: TicketPort
+    charge: ChargePort
+
+
+def admit(request: InternalRequest, parts: Parts) -> Admitted:
+    """Charge the rates, take a place and have it noted, or nothing of it.
+
+    Raises:
+        Refused: nothing was taken. Whoever counts arrivals turns the request away.
+    """
+    charge = parts.rates.charge(request)
+    try:
+        ticket = parts.admission.enter(request)
+        try:
+            parts.accepted(request)
+        except BaseException:
+            ticket.leave()
+            raise
+    except BaseException:
+        charge.refund()
+        raise
+    parts.books.accept(waiting=ticket.waiting)
+    return Admitted(ticket, charge)
+
+
 class Exchange:
     """One client request with its one answer, from admission to settlement.
 
@@ -102,6 +131,8 @@ class Exchange:
         placed: called once when the request got its first worker.
         queued: told position and seconds, once, if it has to wait for that.
         kept: bytes that the client port may keep of what it was given: as many fewer wait here.
+        admitted: what `admit` answered for it: a refusal is cheaper before there is an exchange.
+            None: it is admitted when it runs. It has to run in any case.
     """
 
     def __init__(
@@ -113,6 +144,7 @@ class Exchange:
         *,
         queued: Callable[[int, float | None], None] | None = None,
         kept: int = 0,
+        admitted: Admitted | None = None,
     ) -> None:
         self.request: Final = request
         self.tally: Final = Tally()
@@ -141,6 +173,8 @@ class Exchange:
         self._charge: ChargePort | None = None
         self._waiting = False
         self._retried = False
+        if admitted is not None:
+            self._own(admitted)
 
     # -- from outside
 
@@ -234,9 +268,7 @@ class Exchange:
 
     async def _serve(self, nursery: trio.Nursery) -> None:
         parts = self._parts
-        self._ticket = ticket = self._enter()
-        self._waiting = ticket.waiting
-        parts.books.accept(waiting=self._waiting)
+        ticket = self._ticket or self._own(admit(self.request, parts))
         parts.budget.deposit()
         if self._queued is not None and (place := ticket.place) is not None:
             self._queued(place, ticket.eta)
@@ -255,20 +287,10 @@ class Exchange:
         await self._delivery.finish()
         self._scope.note(COMPLETED)
 
-    def _enter(self) -> TicketPort:
-        """Charge the rates, take a place and have it noted, or nothing of it."""
-        charge = self._parts.rates.charge(self.request)
-        try:
-            ticket = self._parts.admission.enter(self.request)
-            try:
-                self._parts.accepted(self.request)
-            except BaseException:
-                ticket.leave()
-                raise
-        except BaseException:
-            charge.refund()
-            raise
-        self._charge = charge
+    def _own(self, admitted: Admitted) -> TicketPort:
+        self._ticket = ticket = admitted.ticket
+        self._charge = admitted.charge
+        self._waiting = ticket.waiting
         return ticket
 
     def _note_placed(self, worker: Worker) -> None:

@@ -11,7 +11,6 @@ from ..contract import InternalRequest, RateStanding
 from ..errors import Problem, Refused
 from ._rates import Bucket, RateLimits
 
-SPREAD: Final = 0.25  # of the wait is added by dice: those refused together shall not return together
 REQUESTS: Final = "requests"
 TOKENS: Final = "tokens"
 
@@ -145,17 +144,16 @@ class RateBook:
         now = self._clock()
         accounts = self._accounts(request.tenant, request.key_id, now)
         prompt, output = map(math.ceil, self._estimate(request)) if accounts else (0, 0)
-        longest, reason = 0.0, ""
-        for account in accounts:
-            for kind, bucket in account.buckets.items():
-                wait = bucket.wait(reserved(bucket, kind, prompt + output), now)
-                if wait > longest:
-                    longest, reason = (
-                        wait,
-                        f"the {account.whose}'s limit of {bucket.size} {kind} a minute is reached",
-                    )
-        if longest:
-            retry_after = longest * (1 + SPREAD * self._dice())
+        dice = self._dice()
+        reached = [
+            (bucket.promise(amount, now, dice), account.whose, bucket.size, kind)
+            for account in accounts
+            for kind, bucket in account.buckets.items()
+            if bucket.wait(amount := reserved(bucket, kind, prompt + output), now)
+        ]
+        if reached:
+            retry_after, whose, size, kind = max(reached, key=lambda limit: limit[0])
+            reason = f"the {whose}'s limit of {size} {kind} a minute is reached"
             raise Refused(Problem.of("rate_limit_exceeded", reason, retry_after=retry_after))
         return Charge(accounts, prompt, output, now, self._clock)
 

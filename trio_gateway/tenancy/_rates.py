@@ -15,6 +15,7 @@ from typing import Final
 MINUTE: Final = 60.0
 MOST_ADDRESSES: Final = 10_000
 FAILURES_A_MINUTE: Final = 100  # a key has 128 random bits: this spares the log and the CPU, nothing more
+SPREAD: Final = 0.25  # of the wait is added by dice: those refused together shall not return together
 _INSTANT: Final = 1e-6  # seconds; what rounding may take from somebody who came exactly in time
 
 
@@ -28,11 +29,12 @@ class Bucket:
         size: what it holds when it is full, as it is at first; at least 1.
     """
 
-    __slots__ = ("_full_at", "size")
+    __slots__ = ("_full_at", "_promised", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._full_at = float("-inf")
+        self._promised = float("-inf")  # the moment that the one who was refused last was told
 
     def level(self, now: float) -> float:
         """What is in it; below zero after more was used than was reserved."""
@@ -46,6 +48,26 @@ class Bucket:
         """Seconds until ``amount``, at most its size, can be taken; 0: now."""
         missing = self.until_full(now) - MINUTE * (1 - min(amount, self.size) / self.size)
         return missing if missing > _INSTANT else 0.0
+
+    def promise(self, amount: float, now: float, dice: float) -> float:
+        """Seconds until ``amount`` will be there that nobody was promised before; takes nothing.
+
+        Who is refused after others is told when as much again has refilled, so that they come one
+        behind the other. At most a minute is promised ahead; whoever finds no place in it is told a
+        moment of its second half.
+
+        Args:
+            dice: from 0 to 1; adds up to a quarter of the time.
+
+        Never less than `wait` answers.
+        """
+        wait = self.wait(amount, now)
+        turn = max(now + wait, self._promised + min(amount, self.size) * MINUTE / self.size)
+        if turn - now <= max(MINUTE, wait):
+            self._promised = turn
+            return (turn - now) * (1 + SPREAD * dice)
+        earliest, latest = max(wait, MINUTE / 2), max(wait * (1 + SPREAD), MINUTE)
+        return earliest + (latest - earliest) * dice
 
     def take(self, amount: float, now: float) -> None:
         """Take an amount, whether it is there or not."""
