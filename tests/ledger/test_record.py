@@ -195,11 +195,35 @@ def test_progress_without_content_is_no_content() -> None:
 
 def test_numbers_of_the_client_s_side_are_written_as_they_are() -> None:
     tally = Tally()
-    tally.events_delivered, tally.bytes_delivered, tally.dropped, tally.acknowledged = 4, 999, 2, 3
+    tally.events_delivered, tally.bytes_delivered, tally.dropped = 4, 999, 2
     tally.worker, tally.attempts, tally.status = "gpu-0", 2, 200
     record = make_record(tally=tally)
     assert (record.events_delivered, record.bytes_delivered, record.events_dropped) == (4, 999, 2)
-    assert (record.worker, record.attempts, record.status, record.tokens_acknowledged) == ("gpu-0", 2, 200, 3)
+    assert (record.worker, record.attempts, record.status) == ("gpu-0", 2, 200)
+
+
+@pytest.mark.parametrize(
+    ("usage", "events", "delivered", "acknowledged", "tokens"),
+    [
+        (None, 10, 8, None, None),
+        (None, 10, 8, 0, 0),
+        (None, 10, 8, 3, 3),
+        (None, 10, 2, 3, 2),  # the kernel was asked later than the client
+        (20, 10, 8, 3, 6),
+        (5, 10, 8, 4, 2),
+        (None, 0, 0, 0, 0),
+    ],
+)
+def test_acknowledged_events_are_told_in_tokens_of_the_engine_and_never_exceed_the_delivered(
+    usage: int | None, events: int, delivered: int, acknowledged: int | None, tokens: int | None
+) -> None:
+    tally = Tally()
+    tally.usage = None if usage is None else Usage(generated=usage)
+    tally.events = tally.content_events = events
+    tally.events_delivered, tally.acknowledged = delivered, acknowledged
+    record = make_record(tally=tally, ending=Ending(Outcome.CLIENT_GONE))
+    assert record.tokens_acknowledged == tokens
+    assert (record.tokens_acknowledged or 0) <= (record.tokens_delivered or 0)
 
 
 @pytest.mark.parametrize("outcome", Outcome)

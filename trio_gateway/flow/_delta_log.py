@@ -95,7 +95,7 @@ class DeltaLog:
             return None
         delta = self._waiting.popleft()
         self.waiting_bytes -= len(delta.chunk)
-        self.sent = delta.seq or self.sent
+        self.sent = max(self.sent, delta.seq)
         if self._most_kept:
             self._kept.append(delta)
             self.kept_bytes += len(delta.chunk)
@@ -145,7 +145,9 @@ class DeltaLog:
             self._drop_kept(self.sent)
 
     def drop_waiting(self) -> None:
-        """Forget all that was not taken; numbers go on behind the last that was."""
+        """Forget all that was not taken, or not again; numbers go on behind the last that was."""
+        if self._waiting and self._waiting[0].seq:
+            self.sent = self._waiting[0].seq - 1
         self._waiting.clear()
         self.waiting_bytes = 0
         self.last = self.sent
