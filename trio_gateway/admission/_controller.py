@@ -36,7 +36,7 @@ class AdmissionLimits:
     Attributes:
         max_queued, max_queued_bytes: requests, and bytes of their bodies.
         max_wait: seconds in a queue.
-        promote_after: seconds of waiting after which a request rises by one tier.
+        promote_after: seconds without a placement after which the eldest of a line rises by one tier.
         max_shares: largest share of a pool's slots that a tier may hold; all, where none is named.
     """
 
@@ -537,7 +537,7 @@ class Admission:
     def _charge(self, ticket: Ticket) -> None:
         ticket.charged_at = ticket.pool, ticket.tier
         expected = self._estimates.expected(ticket.request)
-        ticket.charged = self._queue.group(*ticket.charged_at).charge(ticket.tenant, expected)
+        ticket.charged = self._queue.charge(ticket, expected, trio.current_time())
 
     def _hopeless(self, ticket: Ticket) -> bool:
         """Refuse a waiter at once if no worker can be tried before its time is up."""

@@ -1,7 +1,7 @@
 """The order of those who wait. Pure: time comes as an argument; no clock, no waiting, no Trio.
 
-Tiers are strict, with an age after which a waiter rises by one. Inside a tier and
-pool tenants share by virtual token counters (Sheng et al., "Fairness in Serving Large
+Tiers are strict; a line that nothing is placed of for long lets its eldest rise by one
+tier. Inside a tier and pool tenants share by virtual token counters (Sheng et al., "Fairness in Serving Large
 Language Models", OSDI 2024): whoever was served least, by weight, comes next. Inside a
 tenant there is one line per model, so that a full model does not block another; in a
 line, first come, first served. Who was sent back keeps its arrival number, and so
@@ -57,6 +57,13 @@ class Group(Generic[W]):
     when it comes back, to the least that those who wait were really served, or, if
     nobody waits, to that of the last one that left. Estimates do not lift: who comes
     must not pay for what others are given back.
+
+    The paper has one model, and no tenant that waits though there is room. Here only those
+    are a measure for who comes that wait for the same model. One with a bound of its
+    own is served less for it: while it is set aside it is nobody's measure, and when it is taken
+    back it is lifted as if it had been idle. If no measure waits, nobody starts below any of
+    whom a request for the model was placed, the virtual time of start-time fair queueing (Goyal
+    et al., SIGCOMM 1996): the one that was served most may never have waited, or be set aside.
     """
 
     def __init__(self, weight: Callable[[str], float]) -> None:
@@ -66,8 +73,11 @@ class Group(Generic[W]):
         self._lines: dict[str, dict[str, list[W]]] = {}  # by tenant and model, each by arrival
         self._order: SortedList = SortedList()  # counter and name of the tenants that are not set aside
         self._aside: set[str] = set()
-        self._floors: SortedList = SortedList()  # what was settled, and name, of all that wait
-        self._last_left = -math.inf
+        # By model: what was settled, and name, of those in the order that wait for it; the last one that
+        # left; the most that was settled for one of whom a request was placed.
+        self._floors: dict[str, SortedList] = {}
+        self._last_left: dict[str, str] = {}
+        self._reached: dict[str, float] = {}
 
     def __bool__(self) -> bool:
         return bool(self._lines)
@@ -82,11 +92,9 @@ class Group(Generic[W]):
 
     def add(self, waiter: W) -> None:
         """Let a waiter in."""
-        tenant = waiter.tenant
-        if tenant not in self._lines:
-            self._enter(tenant)
-        line = self._lines[tenant].setdefault(waiter.model, [])
-        bisect.insort(line, waiter, key=_number)
+        if not self.has_line(waiter.tenant, waiter.model):
+            self._open_line(waiter.tenant, waiter.model)
+        bisect.insort(self._lines[waiter.tenant][waiter.model], waiter, key=_number)
 
     def remove(self, waiter: W) -> None:
         """Take a waiter out. Raises KeyError if it is not in."""
@@ -97,17 +105,17 @@ class Group(Generic[W]):
             raise KeyError(waiter.number)
         del line[at]
         if not line:
-            del lines[waiter.model]
-            if not lines:
-                self._leave(waiter.tenant)
+            self._close_line(waiter.tenant, waiter.model)
 
-    def charge(self, tenant: str, estimate: float) -> float:
-        """Count tokens that a tenant is about to be served; `settle` follows for each charge.
+    def charge(self, tenant: str, model: str, estimate: float) -> float:
+        """Count tokens that a tenant is about to be served of a model; `settle` follows for each charge.
 
         Answers what was charged, in tokens for its weight, which may be another one when it is settled.
         """
         if tenant not in self._lines:
-            self._lift(tenant)
+            self._lift(tenant, model)
+            self._last_left[model] = tenant
+        self._reached[model] = max(self._reached.get(model, 0.0), self.settled(tenant))
         charged = estimate / self._weight(tenant)
         self._change(tenant, 0.0, charged)
         return charged
@@ -132,14 +140,17 @@ class Group(Generic[W]):
     def set_aside(self, tenant: str) -> None:
         """Leave a tenant out of the order until `take_back`: nothing of it can be placed."""
         if tenant in self._lines and tenant not in self._aside:
-            self._order.remove((self.counter(tenant), tenant))
+            self._take_out(tenant)
             self._aside.add(tenant)
 
     def take_back(self, tenant: str) -> None:
         """Let a tenant stand in the order again. Idempotent."""
         if tenant in self._aside:
             self._aside.discard(tenant)
-            self._order.add((self.counter(tenant), tenant))
+            floors = [floor for model in self._lines[tenant] if (floor := self._floor(model)) is not None]
+            if floors:
+                self._raise(tenant, min(floors))
+            self._put_in(tenant)
 
     def has_line(self, tenant: str, model: str) -> bool:
         """Whether anybody of a tenant waits here for a model."""
@@ -158,34 +169,71 @@ class Group(Generic[W]):
 
     # -- counters
 
-    def _enter(self, tenant: str) -> None:
-        self._lift(tenant)
-        self._lines[tenant] = {}
+    def _open_line(self, tenant: str, model: str) -> None:
+        if tenant in self._lines:
+            self._take_out(tenant)
+        else:
+            self._lift(tenant, model)
+        self._lines.setdefault(tenant, {})[model] = []
         self._put_in(tenant)
 
-    def _lift(self, tenant: str) -> None:
-        floor = self._floors[0][0] if self._floors else self._last_left
+    def _close_line(self, tenant: str, model: str) -> None:
+        self._take_out(tenant)
+        self._last_left[model] = tenant
+        del self._lines[tenant][model]
+        if self._lines[tenant]:
+            self._put_in(tenant)
+        else:
+            del self._lines[tenant]
+            self._aside.discard(tenant)
+
+    def _lift(self, tenant: str, model: str) -> None:
+        floor = self._floor(model)
+        if floor is None:
+            floor = self._reached.get(model, 0.0)
+            if model in self._last_left:
+                floor = max(floor, self.settled(self._last_left[model]))
+        self._raise(tenant, floor)
+
+    def _floor(self, model: str) -> float | None:
+        """The least that was settled for one in the order that waits for a model."""
+        floors = self._floors.get(model)
+        return floors[0][0] if floors else None
+
+    def _raise(self, tenant: str, floor: float) -> None:
         self._settled[tenant] = max(self.settled(tenant), floor)
 
-    def _leave(self, tenant: str) -> None:
-        del self._lines[tenant]
-        self._take_out(tenant)
-        self._aside.discard(tenant)
-        self._last_left = self.settled(tenant)
-
     def _take_out(self, tenant: str) -> None:
-        self._floors.remove((self.settled(tenant), tenant))
         if tenant not in self._aside:
             self._order.remove((self.counter(tenant), tenant))
+            for model in self._lines[tenant]:
+                self._floors[model].remove((self.settled(tenant), tenant))
 
     def _put_in(self, tenant: str) -> None:
-        self._floors.add((self.settled(tenant), tenant))
         if tenant not in self._aside:
             self._order.add((self.counter(tenant), tenant))
+            for model in self._lines[tenant]:
+                self._floors.setdefault(model, SortedList()).add((self.settled(tenant), tenant))
 
 
 _FEW = 64  # tenants that are copied before they are walked
 _ROUNDING = 1e-6  # tokens that sums of floats may leave over
+
+
+class _Ages(Generic[W]):
+    """Since when those wait in one tier that one tenant has there for one model, the eldest first.
+
+    Who left is not among them: it would keep its body.
+    """
+
+    def __init__(self) -> None:
+        self.waiters: OrderedDict[int, tuple[float, W]] = OrderedDict()  # by number
+        self.moved = -math.inf  # when one of them was placed
+
+    def since(self) -> float:
+        """Since when the eldest waits, and none was placed."""
+        came, _ = next(iter(self.waiters.values()))
+        return max(came, self.moved)
 
 
 class Scheduler(Generic[W]):
@@ -193,7 +241,8 @@ class Scheduler(Generic[W]):
 
     Args:
         tiers: how many there are.
-        promote_after: seconds after which a waiter rises by one tier.
+        promote_after: seconds after which the eldest of a tenant rises by one tier, if in these
+            nobody of its line was placed, and none rose.
         weight: answers a tenant's weight, which may change between two calls.
     """
 
@@ -203,9 +252,10 @@ class Scheduler(Generic[W]):
         self._weight = weight
         self._groups: dict[tuple[str, int], Group[W]] = {}  # by pool and tier
         self._by_model: dict[str, SortedKeyList] = {}
-        # By tier: since when each waits there, by its number, the eldest first. Who is in the first can
-        # not rise, and stands in none; who left is in none, since it would keep its body.
-        self._ages: list[OrderedDict[int, tuple[float, W]]] = [OrderedDict() for _ in range(tiers)]
+        # By tier, tenant and model; for each there is one moment in the heap, which is never too late.
+        # Who is in the first tier can not rise, and stands in none.
+        self._ages: dict[tuple[int, str, str], _Ages[W]] = {}
+        self._due: list[tuple[float, tuple[int, str, str]]] = []
         self._of_tenant: dict[str, int] = {}
         self._of_tier = [0] * tiers
         self._waiting: dict[int, W] = {}
@@ -274,17 +324,35 @@ class Scheduler(Generic[W]):
         else:
             del self._of_tenant[waiter.tenant]
 
+    def charge(self, waiter: W, estimate: float, now: float) -> float:
+        """Count tokens that the tenant of one who is placed is about to be served; see `Group.charge`."""
+        ages = self._ages.get(_line_of(waiter))
+        if ages is not None:
+            ages.moved = now
+        return self.group(waiter.pool, waiter.tier).charge(waiter.tenant, waiter.model, estimate)
+
     def promote(self, now: float) -> None:
-        """Let those rise whose time in their tier is over. One who rose begins a new time."""
-        for tier in range(1, self._tiers):
-            ages = self._ages[tier]
-            while ages:
-                since, waiter = next(iter(ages.values()))
-                if since + self._promote_after > now:
-                    break
-                self._leave_group(waiter)
-                waiter.tier = tier - 1
-                self._enter_group(waiter, now)
+        """Let the eldest rise of each line that did not move for long: one, and the next after as long.
+
+        A line that moves is not kept waiting by those above it, but by its own length: a flood
+        that rose for its age would stand before those who share its tier.
+        """
+        while self._due and self._due[0][0] <= now:
+            _, key = heapq.heappop(self._due)
+            ages = self._ages[key]
+            if not ages.waiters:
+                del self._ages[key]
+                continue
+            due = ages.since() + self._promote_after
+            if due <= now:
+                self._rise(next(iter(ages.waiters.values()))[1], now)
+                due = now + self._promote_after
+            heapq.heappush(self._due, (due, key))
+
+    def _rise(self, waiter: W, now: float) -> None:
+        self._leave_group(waiter)
+        waiter.tier -= 1
+        self._enter_group(waiter, now)
 
     def move(self, model: str, pool: str) -> None:
         """Let all that wait for a model wait for another pool: workers came or went. None gets younger."""
@@ -298,12 +366,21 @@ class Scheduler(Generic[W]):
         self.group(waiter.pool, waiter.tier).add(waiter)
         self._of_tier[waiter.tier] += 1
         if waiter.tier:
-            self._ages[waiter.tier][waiter.number] = now, waiter
+            self._ages_of(waiter, now).waiters[waiter.number] = now, waiter
 
     def _leave_group(self, waiter: W) -> None:
         self.group(waiter.pool, waiter.tier).remove(waiter)
         self._of_tier[waiter.tier] -= 1
-        self._ages[waiter.tier].pop(waiter.number, None)
+        if waiter.tier:
+            del self._ages[_line_of(waiter)].waiters[waiter.number]
+
+    def _ages_of(self, waiter: W, now: float) -> _Ages[W]:
+        key = _line_of(waiter)
+        ages = self._ages.get(key)
+        if ages is None:
+            ages = self._ages[key] = _Ages()
+            heapq.heappush(self._due, (now + self._promote_after, key))
+        return ages
 
     # -- the order
 
@@ -349,6 +426,10 @@ class Scheduler(Generic[W]):
 
 def _number(waiter: Waiter) -> int:
     return waiter.number
+
+
+def _line_of(waiter: Waiter) -> tuple[int, str, str]:
+    return waiter.tier, waiter.tenant, waiter.model
 
 
 def _head_number(line: list[W]) -> int:

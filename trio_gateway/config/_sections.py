@@ -266,7 +266,11 @@ class AdmissionSettings(Section):
         seconds("Longest wait for a worker, retries included (then 503)."),
     ] = 60.0
     promote_after: Annotated[
-        Duration, seconds("Waiting after which a request rises by one tier, and again after as long.")
+        Duration,
+        seconds(
+            "Time without a placement after which the oldest request of a tenant in a tier rises by one; "
+            "the next after as long."
+        ),
     ] = 30.0
     tiers: Annotated[
         TiersSettings,
