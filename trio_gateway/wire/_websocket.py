@@ -124,7 +124,8 @@ class SocketReader:
                 events.append(Heard(bytes(event.payload), control_frame(_PONG, bytes(event.payload))))
             elif isinstance(event, Pong):
                 events.append(Heard(bytes(event.payload), b""))
-            elif isinstance(event, CloseConnection):
+            else:
+                assert isinstance(event, CloseConnection)
                 events.append(self._closed(event))
             if events and isinstance(events[-1], Close):
                 self._over = True
@@ -170,7 +171,7 @@ def ping_frame(payload: bytes) -> bytes:
 
 def close_frame(code: int, reason: str) -> bytes:
     """Write the frame that ends a socket; a reason over 123 bytes is cut between two characters."""
-    text = reason.encode()[:REASON_BYTES].decode(errors="ignore").encode()
+    text = reason.encode(errors="replace")[:REASON_BYTES].decode(errors="ignore").encode()
     return control_frame(_CLOSE, struct.pack("!H", code) + text)
 
 
