@@ -298,7 +298,7 @@ class Gateway:
         while True:
             await trio.sleep(1)
             self.connections.sweep()
-            self.sockets.kept.sweep()
+            self.sockets.sweep()
             self.generator.kept.sweep()
             self.live.tell_progress(self.fleet.progressed)
             for book in (expired := self.fleet.expire()):

@@ -78,7 +78,8 @@ class SocketStreams:
             self.refuse(run, refused.problem)
             return run
         run.held = len(body)
-        self._spawn(lambda: self._run(run, asked, body, operation, caller))
+        run.body = body
+        self._spawn(lambda: self._run(run, asked, operation, caller))
         return run
 
     def end(self, run: StreamRun) -> None:
@@ -97,12 +98,9 @@ class SocketStreams:
         held, run.held = run.held, 0
         self._room.give(held)
 
-    async def _run(
-        self, run: StreamRun, asked: Asked, body: bytes, operation: Operation, caller: Caller
-    ) -> None:
+    async def _run(self, run: StreamRun, asked: Asked, operation: Operation, caller: Caller) -> None:
         try:
-            request = await self._understand(run, asked, body, operation, caller)
-            del body
+            request = await self._understand(run, asked, run.take_body(), operation, caller)
             if request is not None:
                 await self._carry_out(run, request)
         finally:
@@ -147,7 +145,8 @@ class StreamRun:
     """One stream on its way.
 
     Attributes:
-        held: bytes of its body that count as unplaced.
+        body: of its message, until it is taken.
+        held: bytes of it that count as unplaced.
         unwanted: it was cancelled before its exchange began.
     """
 
@@ -155,6 +154,7 @@ class StreamRun:
         self.port: Final = port
         self.exchange_id: Final = exchange_id
         self.kept: Final = kept
+        self.body = b""
         self.held = 0
         self.unwanted = False
         self._streams = streams
@@ -162,3 +162,8 @@ class StreamRun:
     def end(self) -> None:
         """See SocketStreams.end."""
         self._streams.end(self)
+
+    def take_body(self) -> bytes:
+        """Answer the body and forget it: it is not needed for as long as the answer takes."""
+        body, self.body = self.body, b""
+        return body

@@ -32,7 +32,6 @@ from ._websocket import CLOSE_WAIT, SocketLimits, WebSocket
 
 NO_AUTH: Final = 4408
 GOING_AWAY: Final = 1001
-_KEY_CHECKED_EVERY: Final = 0.5  # seconds
 _WILDCARD: Final = "*"
 
 Headers = tuple[tuple[str, str], ...]
@@ -176,7 +175,8 @@ class Sockets:
         self._open[socket] = session
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch_key, socket, session)
+                if session.caller is None:
+                    nursery.start_soon(self._await_key, socket, session)
                 await socket.run()
                 nursery.cancel_scope.cancel()
         finally:
@@ -200,19 +200,24 @@ class Sockets:
         origin = (head.header(b"origin") or b"").decode("latin-1").lower()
         if not origin or self._settings.origins & {_WILDCARD, origin}:
             return True
-        return urlsplit(origin).netloc == (head.header(b"host") or b"").decode("latin-1").lower()
+        try:
+            place = urlsplit(origin).netloc
+        except ValueError:
+            return False
+        return place == (head.header(b"host") or b"").decode("latin-1").lower()
 
-    async def _watch_key(self, socket: WebSocket, session: Session) -> None:
-        """Wait for a key, then for its end."""
-        give_up = trio.current_time() + self._settings.auth_timeout
-        while True:
-            await trio.sleep(_KEY_CHECKED_EVERY)
-            caller = session.caller
-            if caller is None:
-                if trio.current_time() >= give_up:
-                    socket.close(NO_AUTH, "no key came in time")
-            elif not self._keyring.is_good(caller, self._wall()):
+    async def _await_key(self, socket: WebSocket, session: Session) -> None:
+        await trio.sleep(self._settings.auth_timeout)
+        if session.caller is None:
+            socket.close(NO_AUTH, "no key came in time")
+
+    def sweep(self) -> None:
+        """End sockets whose key is no longer good, and forget old streams; about once a second."""
+        now = self._wall()
+        for socket, session in tuple(self._open.items()):
+            if session.caller is not None and not self._keyring.is_good(session.caller, now):
                 socket.close(REVOKED, "the key is revoked or over")
+        self.kept.sweep()
 
     # -- shutdown
 
