@@ -61,6 +61,11 @@ class Voice:
         """A stream up to its last word; its message is left open."""
         return (Head(), *self.quiet, *self.words)
 
+    @property
+    def rest(self) -> Script:
+        """What a stream lacks that was only `begun`."""
+        return (*self.last, EndChunks())
+
 
 def voice_of(request: EngineRequest) -> Voice:
     """Answer in the language of what was asked."""

@@ -51,6 +51,8 @@ class Asked:
         receipt: it wants a receipt of what was delivered.
         content_type: of a form.
         resumable: it may come back for the rest of a stream.
+        envelope: fields of the body that are not the engine's.
+        home: what leads it to the same worker again, if neither caller nor body say that.
     """
 
     timeout_ms: bytes | None = None
@@ -61,6 +63,8 @@ class Asked:
     trace: tuple[tuple[bytes, bytes], ...] = ()
     content_type: bytes = b""
     resumable: bool = False
+    envelope: tuple[str, ...] = ()
+    home: str | None = None
 
 
 def asked_in(head: RequestHead) -> Asked:
@@ -289,6 +293,8 @@ class Generator:
         else:
             route, read = read_all()
         route = self._fleet.route_or_fallback(route, tenant.may_use)
+        for field in asked.envelope:
+            read.members.pop(field, None)
         self._check_fields(read, route, tenant)
         if stream and not read.stream:
             read.members["stream"] = b"true"
@@ -315,7 +321,7 @@ class Generator:
             form=read.form,
             output_limit=_output_limit(read, route),
             tokens=read.tokens,
-            session=asked.session or read.session,
+            session=asked.session or read.session or asked.home,
             defaults=dict(route.defaults) if operation.style is not Style.PLAIN else {},
         )
 

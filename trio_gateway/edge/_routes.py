@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from ..contract import OPERATIONS, Operation, RatesPort
+from ..contract import OPERATIONS, RESPONSES, Operation, RatesPort
 from ..errors import ClientGone, Problem, Refused
 from ..exchange import OWNER, LiveExchanges
 from ..ledger import Books
@@ -126,8 +126,11 @@ class Door:
             raise Refused(problem)
         if path == _TOKENS:
             _check_method(head, ("GET",))
-            return await self._open_socket(visit)
+            return await self._open_socket(visit, self._sockets.tokens)
         operation = _OPERATIONS.get(path)
+        if operation is RESPONSES and head.method != "POST":
+            _check_method(head, ("POST", "GET"))
+            return await self._open_socket(visit, self._sockets.responses)
         if operation is not None:
             _check_method(head, ("POST",))
             return await self._work(visit, operation)
@@ -152,9 +155,11 @@ class Door:
             visit.incoming, operation, caller, visit.exchange_id, visit.identity, visit.account
         )
 
-    async def _open_socket(self, visit: Visit) -> bool:
-        """Speak WebSocket; the connection ends with it."""
-        await self._sockets.tokens(visit.incoming, visit.identity, self._no_work(visit))
+    async def _open_socket(
+        self, visit: Visit, speak: Callable[[Incoming, Headers, Callable[[], None]], Awaitable[None]]
+    ) -> bool:
+        """Speak a protocol over WebSocket; the connection ends with it."""
+        await speak(visit.incoming, visit.identity, self._no_work(visit))
         return False
 
     async def _resume(self, visit: Visit) -> bool:

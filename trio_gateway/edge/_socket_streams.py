@@ -8,7 +8,7 @@ from typing import Final, Protocol
 import trio
 
 from ..contract import ClientPort, Ending, InternalRequest, Operation, Outcome
-from ..errors import Problem, Refused
+from ..errors import ClientGone, Problem, Refused
 from ..exchange import OWNER, Exchange, LiveExchanges, Parts
 from ..ledger import Books, Tally
 from ..tenancy import Caller
@@ -60,27 +60,44 @@ class SocketStreams:
         self._spawn = spawn
 
     def start(
-        self, port: StreamPort, asked: Asked, body: bytes, operation: Operation, caller: Caller, kept: int = 0
+        self,
+        port: StreamPort,
+        asked: Asked,
+        body: bytes,
+        operation: Operation,
+        caller: Caller,
+        kept: int = 0,
+        turn: trio.Event | None = None,
+        problem: Problem | None = None,
     ) -> StreamRun:
         """Begin a stream; ``port`` hears how it goes, a refusal included.
 
         Args:
             kept: bytes of the answer that the port keeps: as many fewer may wait in front of it.
+            turn: what it waits for; only then ``port`` hears of it. Its deadline does not wait.
+            problem: that it is refused with.
         """
-        run = StreamRun(self, port, new_id(), kept)
+        run = StreamRun(self, port, new_id(), kept, turn)
         port.request_id = run.exchange_id
         self._books.arrive()
         try:
-            if (problem := self._refusing()) is not None:
+            if (problem := problem or self._refusing()) is not None:
                 raise Refused(problem)
             self._room.take(len(body))
+            run.held = len(body)
         except Refused as refused:
-            self.refuse(run, refused.problem)
-            return run
-        run.held = len(body)
+            if turn is None:
+                self.refuse(run, refused.problem)
+                return run
+            run.problem, body = refused.problem, b""
         run.body = body
         self._spawn(lambda: self._run(run, asked, operation, caller))
         return run
+
+    def turn_away(self, problem: Problem) -> None:
+        """Count a message that asked for a stream, and was told at once that it does not get one."""
+        self._books.arrive()
+        self._books.turn_away(problem.code)
 
     def end(self, run: StreamRun) -> None:
         """Its owner wants no more of it. Idempotent."""
@@ -111,6 +128,9 @@ class SocketStreams:
     ) -> InternalRequest | None:
         arrived = trio.current_time()
         try:
+            await run.wait_for_turn()
+            if (problem := run.problem or self._refusing()) is not None:
+                raise Refused(problem)
             request = await self._generator.understand(
                 asked, body, operation, caller, run.exchange_id, arrived, stream=True
             )
@@ -118,6 +138,11 @@ class SocketStreams:
                 raise Refused(OWNER.problem or Problem.of("request_cancelled", ""))
         except Refused as refused:
             self.refuse(run, refused.problem)
+            return None
+        except ClientGone:
+            problem = self._refusing()
+            self._books.turn_away("client_gone" if problem is None else problem.code)
+            run.port.settle(Ending(Outcome.CLIENT_GONE))
             return None
         except BaseException:
             self._books.turn_away("internal_error")
@@ -148,16 +173,27 @@ class StreamRun:
         body: of its message, until it is taken.
         held: bytes of it that count as unplaced.
         unwanted: it was cancelled before its exchange began.
+        problem: that it is refused with, when its turn comes.
     """
 
-    def __init__(self, streams: SocketStreams, port: StreamPort, exchange_id: str, kept: int) -> None:
+    def __init__(
+        self,
+        streams: SocketStreams,
+        port: StreamPort,
+        exchange_id: str,
+        kept: int,
+        turn: trio.Event | None = None,
+    ) -> None:
         self.port: Final = port
         self.exchange_id: Final = exchange_id
         self.kept: Final = kept
         self.body = b""
         self.held = 0
         self.unwanted = False
+        self.problem: Problem | None = None
         self._streams = streams
+        self._turn = turn
+        self._gone = False
 
     def end(self) -> None:
         """See SocketStreams.end."""
@@ -167,3 +203,25 @@ class StreamRun:
         """Answer the body and forget it: it is not needed for as long as the answer takes."""
         body, self.body = self.body, b""
         return body
+
+    async def wait_for_turn(self) -> None:
+        """Wait until those in front of it are over.
+
+        Raises:
+            ClientGone: its client did not wait.
+        """
+        if self._turn is not None:
+            await self._turn.wait()
+        if self._gone:
+            raise ClientGone
+
+    def take_turn(self) -> None:
+        """Go on: nobody is in front of it. Idempotent."""
+        if self._turn is not None:
+            self._turn.set()
+
+    def leave(self) -> None:
+        """Its client has gone: if it still waits for its turn, it ends at once."""
+        if self._turn is not None and not self._turn.is_set():
+            self._gone = True
+            self._turn.set()

@@ -26,6 +26,7 @@ from ._authenticate import Authenticator, presented_key
 from ._generate import asked_in
 from ._head import answer_head
 from ._http_server import Incoming, write_within
+from ._responses_session import ResponsesSession
 from ._socket_streams import SocketStreams
 from ._tokens import REVOKED, KeptStreams, TokenSession, TokenSettings
 from ._websocket import CLOSE_WAIT, SocketLimits, WebSocket
@@ -138,6 +139,18 @@ class Sockets:
         await self._serve(
             incoming, session, identity, accepted, SUBPROTOCOL if SUBPROTOCOL in protocols else None
         )
+
+    async def responses(self, incoming: Incoming, identity: Headers, accepted: Callable[[], None]) -> None:
+        """Speak OpenAI's Responses until the socket is over, as `tokens` does; its key is in the head."""
+        head = incoming.head
+        self._judge(head)
+        session = ResponsesSession(
+            self._settings.tokens.max_streams,
+            self._streams,
+            self._authenticator.authenticate(head, incoming.connection),
+            asked_in(head),
+        )
+        await self._serve(incoming, session, identity, accepted, None)
 
     def _caller(self, incoming: Incoming) -> Caller | None:
         """Answer whose key came with the handshake; None: a message has to bring it."""

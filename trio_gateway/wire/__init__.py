@@ -26,6 +26,7 @@ from ._named_relay import NamedRelay
 from ._ollama import OllamaRelay, ollama_answer
 from ._relay import StreamRelay, StreamShape, failed_chunk
 from ._requests import ReadBody, forbidden_field, internal_body, model_of, read_body, read_form_body
+from ._responses_socket import ENVELOPE, LaneRequest, LaneWriter, NoRequest, read_lane_request
 from ._scan import Json, JsonObject
 from ._sse import DONE, HEARTBEAT, EventReader, write_event
 from ._tokens import (
@@ -101,6 +102,7 @@ __all__ = [
     "CHUNKED",
     "CONTINUE",
     "DONE",
+    "ENVELOPE",
     "EVENTS",
     "FAILURES",
     "GENERATE",
@@ -138,9 +140,12 @@ __all__ = [
     "Heard",
     "Json",
     "JsonObject",
+    "LaneRequest",
+    "LaneWriter",
     "MalformedMessage",
     "NamedEvent",
     "NamedRelay",
+    "NoRequest",
     "OllamaRelay",
     "OutOfGrammar",
     "Ping",
@@ -194,6 +199,7 @@ __all__ = [
     "read_error",
     "read_form_body",
     "read_gauges",
+    "read_lane_request",
     "read_llamacpp_slots",
     "read_message",
     "read_object",
