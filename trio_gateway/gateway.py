@@ -366,6 +366,13 @@ class Gateway:
                 "tenants": admission.queued_by_tenant,
             },
             "buffered_bytes": self.buffers.used,
+            "buffered_per_exchange": dict(zip(("max", "p99"), self.live.most_buffered(), strict=True)),
+            "held_up": self.live.held_up,
+            "delivery_lag": {
+                "batches": books.lags.count,
+                "seconds": round(books.lags.total, 6),
+                "buckets": dict(books.lags.buckets()),
+            },
             "conservation": {"ok": not errors, "errors": errors},
             "workers": [_worker_figures(book, now) for book in self.fleet.books.values()],
             "idle_after_cancel": dict(self.idle_times),
@@ -630,6 +637,7 @@ def _make_fleet(settings: Settings) -> Fleet:
                 model.default_fields,
                 model.max_output_tokens,
                 model.fallbacks,
+                model.full_timeout,
             )
             for model in settings.models
         ],

@@ -146,6 +146,7 @@ FURTHER_KEYS = {
     "delivery.upstream_receive_buffer",
     "delivery.merge_deltas",
     "workers.dns",
+    "models.full_timeout",
     "fleet.share",
     "fleet.affinity",
     "fleet.heartbeat_interval",
@@ -245,6 +246,7 @@ def test_a_model_has_its_defaults() -> None:
         "aliases": (),
         "defaults": {},
         "max_output_tokens": None,
+        "full_timeout": None,
     }
     assert model.default_fields == {}
 

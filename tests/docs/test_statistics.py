@@ -29,6 +29,7 @@ OPEN: Final = {
     "turned_away",
     "outcomes",
     "queue.tenants",
+    "delivery_lag.buckets",
     "counts",
     "workers[].breakers",
     "idle_after_cancel",

@@ -219,6 +219,36 @@ async def test_a_reader_whose_oldest_event_waits_too_long_is_cut_off_however_ste
         assert (await gateway.settled()).outcome == "client_stalled"
 
 
+async def test_a_model_can_say_how_long_its_engine_waits_for_a_reader() -> None:
+    async with (
+        open_engine(ENDLESS, send_buffer=16 * KIB) as engine,
+        serving(
+            engine, delivery={"buffer_bytes": 64 * KIB}, models=[{"id": "m1", "full_timeout": 0.2}]
+        ) as gateway,
+    ):
+        with trio.fail_after(10), await start_stalled(gateway) as client:
+            await client.stall()
+        assert (await gateway.settled()).outcome == "client_stalled"
+
+
+async def test_an_answer_whose_deltas_are_joined_frees_its_worker_before_its_reader_reads() -> None:
+    words = [f"[{number}]" for number in range(5000)]
+    async with (
+        open_engine(chat_stream(*words)) as engine,
+        serving(engine, delivery={"buffer_bytes": 128 * KIB, "merge_deltas": True}) as gateway,
+    ):
+        with trio.fail_after(20), await gateway.connect(receive_buffer=SMALL_WINDOW) as client:
+            await client.send(chat_request())
+            await engine.request()
+            await gateway.until(lambda: gateway.held == 0)
+            assert 0 < gateway.gateway.buffers.used < 64 * KIB
+            answer = await client.read_to_end()
+        assert answer.chat().text == "".join(words)
+        assert len(answer.body) < 500_000  # all events have 880,000
+        record = await gateway.settled()
+        assert (record.outcome, record.tokens_delivered) == ("completed", 5000)
+
+
 async def test_a_reader_for_whom_nothing_waits_is_never_stalled() -> None:
     go = trio.Event()
     script = (HEAD, ROLE, ONE, Repeat((Chunk(b": hm\n\n"),), times=30, every=0.02), FINISH, LAST, END)

@@ -443,3 +443,89 @@ async def test_what_waits_goes_on_as_soon_as_the_client_reads_though_the_engine_
         await wait_all_tasks_blocked()
         assert text_of(client) == "x" * 1800
         running.exchange.end(Ending(Outcome.OPERATOR_CANCELLED))
+
+
+# How long an engine waits ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.25, 5.0])
+async def test_a_full_buffer_may_hold_up_an_engine_so_long_and_no_longer(
+    limit: float, autojump_clock: MockClock
+) -> None:
+    async with rigged((Head(), Wait(1), Repeat((WORD,))), buffer_bytes=100 * KiB, stall_timeout=30.0) as rig:
+        client = RecordingClient(room=0)
+        running = await rig.run(make_request(full_timeout=limit), client)
+        assert running.ended_after == pytest.approx(1 + limit, abs=0.01)
+        assert client.was_cut
+        assert (rig.record.outcome, rig.record.phase) == ("client_stalled", "after_content")
+        assert rig.workers.fleet.books["w1"].faults == 0
+
+
+async def test_what_fits_into_the_buffer_holds_up_nobody(autojump_clock: MockClock) -> None:
+    async with rigged((Head(), *(WORD,) * 30, *END), buffer_bytes=100 * KiB, stall_timeout=30.0) as rig:
+        client = RecordingClient(room=0)
+        running = rig.start(make_request(full_timeout=0.0), client)
+        await trio.sleep(20)
+        client.read(1_000_000)
+        await running.over.wait()
+        assert is_whole(client)
+
+
+async def test_a_reader_who_makes_room_in_time_again_and_again_is_slow_and_no_more(
+    autojump_clock: MockClock,
+) -> None:
+    """What counts is the time between two reads of the engine, not their sum."""
+    async with rigged((Head(), *(WORD,) * 600, *END), buffer_bytes=100 * KiB, **FULL_SPEED) as rig:
+        client = RecordingClient(room=0)
+        await rig.trickle(client, 10_000)
+        running = rig.start(make_request(full_timeout=10.0), client)
+        await trio.sleep(30)
+        assert running.exchange.held_up
+        assert rig.live.held_up == 1
+        await running.over.wait()
+        assert is_whole(client)
+        assert running.ended_after > 50
+
+
+# Lag between generation and delivery ----------------------------------------------------------------------
+
+
+async def test_what_is_taken_at_once_has_no_lag(autojump_clock: MockClock) -> None:
+    async with rigged((Head(), WORD, Wait(3), WORD, *END)) as rig:
+        await rig.run()
+        lags = rig.books.lags
+        assert (lags.count, lags.total) == (4, 0.0)
+        assert dict(lags.buckets())["0.01"] == 4
+
+
+async def test_the_lag_of_a_batch_is_the_time_that_its_oldest_byte_had_to_wait(
+    autojump_clock: MockClock,
+) -> None:
+    async with rigged((Head(), WORD, Wait(2), WORD, WORD, Wait(18), *END)) as rig:
+        client = RecordingClient(room=100)
+        running = rig.start(client=client)
+        await trio.sleep(7)
+        client.read(1000)  # the rest of the first word, and some of the others
+        await trio.sleep(4)
+        client.read(100_000)
+        await running.over.wait()
+        lags = rig.books.lags
+        assert lags.total == pytest.approx(7 + 9)
+        assert dict(lags.buckets()) == {
+            "0.01": lags.count - 2,
+            "0.1": lags.count - 2,
+            "1.0": lags.count - 2,
+            "5.0": lags.count - 2,
+            "30.0": lags.count,
+            "120.0": lags.count,
+            "+Inf": lags.count,
+        }
+
+
+async def test_what_waits_for_one_client_is_told_of_the_worst(autojump_clock: MockClock) -> None:
+    async with rigged(ENDLESS, buffer_bytes=100 * KiB) as rig:
+        assert rig.live.most_buffered() == (0, 0)
+        running = [rig.start(client=RecordingClient(room=room)) for room in (0, 5000)]
+        await trio.sleep(1)
+        held = [each.exchange.buffered for each in running]
+        assert rig.live.most_buffered() == (max(held), max(held))  # of two, one is a half

@@ -15,6 +15,9 @@ STATISTICS: dict[str, Any] = {
     "connections": 7,
     "running": 3,
     "buffered_bytes": 4096,
+    "buffered_per_exchange": {"max": 3000, "p99": 1000},
+    "held_up": 2,
+    "delivery_lag": {"batches": 9, "seconds": 4.5, "buckets": {"0.1": 7, "1.0": 8, "+Inf": 9}},
     "queue": {
         "depth": 5,
         "bytes": 500,
@@ -106,6 +109,13 @@ def value_of(name: str, statistics: dict[str, Any] = STATISTICS, /, **labels: st
         ("running", {}, 3),
         ("connections", {}, 7),
         ("buffered_bytes", {}, 4096),
+        ("buffered_bytes_per_exchange", {"stat": "max"}, 3000),
+        ("buffered_bytes_per_exchange", {"stat": "p99"}, 1000),
+        ("held_up", {}, 2),
+        ("delivery_lag_seconds_bucket", {"le": "0.1"}, 7),
+        ("delivery_lag_seconds_bucket", {"le": "+Inf"}, 9),
+        ("delivery_lag_seconds_sum", {}, 4.5),
+        ("delivery_lag_seconds_count", {}, 9),
         ("conservation_error", {}, 0),
         ("build_info", {"version": "1.2.3"}, 1),
     ],
@@ -116,9 +126,10 @@ def test_every_figure_has_its_name_and_labels(name: str, labels: dict[str, str],
 
 def test_there_is_a_sample_for_each_figure_and_no_other() -> None:
     rows = sum(map(len, STATISTICS["counts"].values()))
-    workers, tenants, single = len(STATISTICS["workers"]), len(STATISTICS["queue"]["tenants"]), 6
-    ages, breakers, idle, tiers = 1, 3, 2, 3
-    assert len(samples(STATISTICS)) == rows + 5 * workers + ages + breakers + idle + tiers + tenants + single
+    workers, tenants, single = len(STATISTICS["workers"]), len(STATISTICS["queue"]["tenants"]), 7
+    ages, breakers, idle, tiers, buffered, lag = 1, 3, 2, 3, 2, 5
+    others = ages + breakers + idle + tiers + tenants + buffered + lag + single
+    assert len(samples(STATISTICS)) == rows + 5 * workers + others
     assert all(name.startswith("trio_gateway_") for name, _ in samples(STATISTICS))
 
 

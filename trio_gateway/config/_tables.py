@@ -201,6 +201,15 @@ class ModelSettings(Section):
         ),
     ] = None
 
+    full_timeout: Annotated[
+        Duration | None,
+        seconds(
+            "How long a client's full buffer may keep its engine from being read, before the client is cut "
+            "off; 0 cuts it off as soon as the buffer is full.",
+            zero=True,
+        ),
+    ] = None
+
     @cached_property
     def default_fields(self) -> dict[str, bytes]:
         """The values of `defaults` as JSON."""

@@ -122,6 +122,7 @@ class InternalRequest:
         tokens: most output tokens that the caller asked for.
         session: what the caller named to be led to the same worker again.
         affinity: keys that lead to workers, once they were needed.
+        full_timeout: seconds that a full buffer may keep the engine from being read; None: no such limit.
         last_try: it was rejected before, and has one attempt left.
     """
 
@@ -151,6 +152,7 @@ class InternalRequest:
     session: str | None = None
     affinity: tuple[bytes, ...] | None = None
     last_try: bool = False
+    full_timeout: float | None = None
 
     def attempt_id(self, number: int) -> str:
         """Name the ``number``-th attempt (from 1): unique, fixed length, never a prefix of another."""

@@ -320,6 +320,7 @@ class Generator:
             receipt=self._settings.receipt or asked.receipt,
             form=read.form,
             output_limit=_output_limit(read, route),
+            full_timeout=route.full_timeout,
             tokens=read.tokens,
             session=asked.session or read.session or asked.home,
             defaults=dict(route.defaults) if operation.style is not Style.PLAIN else {},

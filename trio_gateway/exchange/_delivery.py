@@ -43,6 +43,10 @@ class DeliveryLimits:
     heartbeat_after: float
 
 
+def _say_nothing(seconds: float) -> None:
+    """Nobody listens."""
+
+
 class Delivery:
     """The writing side of one exchange.
 
@@ -51,6 +55,12 @@ class Delivery:
         poke: told when something may be due earlier than the clock thinks.
         gone: told when the client's connection broke.
         stalled: told when the reader stalled by the rules.
+        full_timeout: seconds that a full buffer may keep the engine from being read.
+        lagged: told of each batch of bytes that had to wait, once the client took it whole: for how many
+            seconds the oldest of it did.
+
+    Attributes:
+        through: batches that the client took at once.
     """
 
     def __init__(
@@ -63,6 +73,8 @@ class Delivery:
         poke: Callable[[], None],
         gone: Callable[[], None],
         stalled: Callable[[], None],
+        full_timeout: float = math.inf,
+        lagged: Callable[[float], None] = _say_nothing,
     ) -> None:
         self._client = client
         self._channel = channel
@@ -71,6 +83,8 @@ class Delivery:
         self._poke = poke
         self._gone = gone
         self._stalled = stalled
+        self._full_timeout = full_timeout
+        self._lagged = lagged
         self._nursery: trio.Nursery | None = None
         self._writing = False
         self._flushed = trio.Event()
@@ -79,7 +93,14 @@ class Delivery:
         self._taken_at = 0.0
         # Of what is in the port's hand: how many bytes stand behind each block, and since when it waits.
         self._in_hand: deque[tuple[int, float]] = deque()
-        self.blocked = False
+        self._batch_since: float | None = None  # of what is in its hand, the oldest
+        self._blocked_since: float | None = None
+        self.through = 0
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the engine is not read, because what it sent has to wait for the client."""
+        return self._blocked_since is not None
 
     def start(self, nursery: trio.Nursery) -> None:
         """Name the nursery in which a writer task may come to life."""
@@ -116,16 +137,19 @@ class Delivery:
             await self._wait_blocked(self._channel.wait_room(HEADROOM))
 
     async def _wait_blocked(self, waiting: Awaitable[None]) -> None:
-        self.blocked = True  # the clock must not take a slow client for a slow engine
+        self._blocked_since = trio.current_time()
+        if self._full_timeout < _LOOK_EVERY:
+            self._poke()  # the clock would look too late
         try:
             await waiting
         finally:
-            self.blocked = False
+            self._blocked_since = None
 
     def hand_over_last(self, block: bytes) -> None:
         """Hand over the end of the message. Raises ClientGone."""
         if not self._writing and len(block) <= PIECE and not self._client.pending:
             self._client.push(block, last=True)
+            self._note_taken()
         else:
             self._channel.put_nowait(block)
         self._channel.close()
@@ -147,8 +171,12 @@ class Delivery:
         while True:
             await self._client.flush()
             self._in_hand.clear()
+            if self._batch_since is not None:
+                self._lagged(trio.current_time() - self._batch_since)
+                self._batch_since = None
             piece, ends = self._channel.take_dated(SLOW_PIECE)
             if piece:
+                self._batch_since = ends[0].since
                 self._in_hand.extend((len(piece) - end, since) for end, since, _ in ends)
                 joined = [(end, more) for end, _, more in ends if more]
                 self._client.push(piece, last=self._channel.closed and not self._channel.used, joined=joined)
@@ -163,9 +191,16 @@ class Delivery:
 
     def _write_through(self, block: bytes) -> None:
         self._client.push(block)
+        self._note_taken()
         if self._client.pending:
             self._see_to_pending()
             self._hold_alone(trio.current_time())
+
+    def _note_taken(self) -> None:
+        if self._client.pending:
+            self._batch_since = trio.current_time()
+        else:
+            self.through += 1
 
     def _start_writing(self) -> None:
         if not self._writing:
@@ -211,6 +246,8 @@ class Delivery:
             self._taken, self._taken_at = taken, now
         due = self._taken_at + self._limits.stall_timeout
         due = min(due, self._oldest_since(now) + self._limits.max_lag)
+        if self._blocked_since is not None:
+            due = min(due, self._blocked_since + self._full_timeout)
         if due > now:
             return min(due, again)
         self._stalled()

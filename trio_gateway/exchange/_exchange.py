@@ -9,6 +9,7 @@ values; an exception out of here is a bug, and is settled as one.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -167,6 +168,8 @@ class Exchange:
             poke=self._clock.poke,
             gone=lambda: self.end(GONE),
             stalled=lambda: self.end(STALLED),
+            full_timeout=math.inf if request.full_timeout is None else request.full_timeout,
+            lagged=parts.books.lags.see,
         )
         self._attempt: Attempt | None = None
         self._ticket: TicketPort | None = None
@@ -182,6 +185,11 @@ class Exchange:
     def buffered(self) -> int:
         """Bytes of answer that wait in the channel, or until a buffered one is whole."""
         return self.channel.used + (self._attempt.held if self._attempt is not None else 0)
+
+    @property
+    def held_up(self) -> bool:
+        """Whether its engine is not read now, because the client is slow."""
+        return self._attempt is not None and self._delivery.blocked
 
     @property
     def ending(self) -> Ending | None:
@@ -430,6 +438,7 @@ class Exchange:
         self.channel.clear()
         self.channel.close()
         parts = self._parts
+        parts.books.lags.see(0.0, self._delivery.through)
         if self._ticket is None:
             parts.books.turn_away(ending.problem.code if ending.problem else ending.outcome.value)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
@@ -51,6 +52,17 @@ class LiveExchanges:
     def buffered(self) -> int:
         """Bytes of answers that wait for clients."""
         return sum(exchange.buffered for exchange in self._exchanges.values())
+
+    def most_buffered(self) -> tuple[int, int]:
+        """Answer the bytes that wait for one client: the most, and what 99 of 100 are not above."""
+        count = len(self._exchanges)
+        sizes = heapq.nlargest(count // 100 + 1, (each.buffered for each in self._exchanges.values()))
+        return (sizes[0], sizes[-1]) if sizes else (0, 0)
+
+    @property
+    def held_up(self) -> int:
+        """How many have an engine that is not read now, because their client is slow."""
+        return sum(exchange.held_up for exchange in self._exchanges.values())
 
     @contextlib.contextmanager
     def holding(self, exchange: Exchange) -> Iterator[None]:

@@ -34,6 +34,7 @@ class Route:
         defaults: body fields for callers that leave them out, as JSON.
         max_output_tokens: most output tokens that may be asked for; None: no bound of ours.
         fallbacks: public models that are asked instead while no worker of this one can be.
+        full_timeout: seconds that a slow client may keep an engine from being read; None: no such limit.
     """
 
     model: str
@@ -43,6 +44,7 @@ class Route:
     defaults: Mapping[str, bytes] = field(default_factory=dict)
     max_output_tokens: int | None = None
     fallbacks: tuple[str, ...] = ()
+    full_timeout: float | None = None
 
 
 class Fleet:

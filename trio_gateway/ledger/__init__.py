@@ -6,6 +6,7 @@ them into the database (`_store`).
 """
 
 from ._books import Books, conservation_errors
+from ._histogram import LAG_BOUNDS, Histogram
 from ._ledger import Ledger, LedgerSettings, read_usage
 from ._record import EventMarks, Record, Tally
 from ._replay import LogPort
@@ -17,8 +18,10 @@ __all__ = [
     "FORMATS",
     "GATEWAY_CRASHED",
     "KINDS",
+    "LAG_BOUNDS",
     "Books",
     "EventMarks",
+    "Histogram",
     "Ledger",
     "LedgerSettings",
     "LogPort",

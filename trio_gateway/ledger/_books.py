@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from ..contract import Outcome
 from ..errors import CODES
+from ._histogram import LAG_BOUNDS, Histogram
 from ._record import Record
 
 _KEPT_RECORDS = 256
@@ -19,7 +20,11 @@ _KEPT_RECORDS = 256
 
 @dataclass(slots=True)
 class Books:
-    """Counts of this process, since its start or right now."""
+    """Counts of this process, since its start or right now.
+
+    Attributes:
+        lags: of each batch of bytes that clients took, for how many seconds the oldest of it had waited.
+    """
 
     arrived: int = 0
     reading: int = 0
@@ -33,6 +38,7 @@ class Books:
     cancellations: Counter[tuple[str, str]] = field(default_factory=Counter)
     requests: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
     tokens: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    lags: Histogram = field(default_factory=lambda: Histogram(LAG_BOUNDS))
     recent: deque[Record] = field(default_factory=lambda: deque(maxlen=_KEPT_RECORDS))
 
     def arrive(self) -> None:

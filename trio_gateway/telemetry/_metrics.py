@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 METRICS_TYPE: Final = CONTENT_TYPE_LATEST
@@ -78,6 +84,20 @@ class _Snapshot:
         yield _gauge("running", "Exchanges that hold or held a worker and are not settled.", now["running"])
         yield _gauge("connections", "Open client connections.", now["connections"])
         yield _gauge("buffered_bytes", "Bytes of answers that wait for clients.", now["buffered_bytes"])
+        most = GaugeMetricFamily(
+            _PREFIX + "buffered_bytes_per_exchange", "Bytes that wait for one client.", labels=["stat"]
+        )
+        for stat, value in now["buffered_per_exchange"].items():
+            most.add_metric([stat], value)
+        yield most
+        yield _gauge("held_up", "Exchanges whose engine waits for their client.", now["held_up"])
+        lag = now["delivery_lag"]
+        yield HistogramMetricFamily(
+            _PREFIX + "delivery_lag_seconds",
+            "For how long the oldest byte of a batch had waited when its client had taken it.",
+            buckets=list(lag["buckets"].items()),
+            sum_value=lag["seconds"],
+        )
         yield _gauge(
             "conservation_error",
             "Equations that do not hold; 0, or a bug.",

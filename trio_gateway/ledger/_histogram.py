@@ -1,0 +1,39 @@
+"""How often a figure was how large, in a few buckets. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Final
+
+LAG_BOUNDS: Final = (0.01, 0.1, 1.0, 5.0, 30.0, 120.0)  # seconds; the last ones are when clients are cut off
+
+
+class Histogram:
+    """Counts by size.
+
+    Args:
+        bounds: of the buckets, each included in its bucket, in rising order; there is one more above them.
+
+    Attributes:
+        count, total: of all that was seen: how many, and their sum.
+    """
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.count = 0
+        self.total = 0.0
+
+    def see(self, value: float, times: int = 1) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.count += times
+        self.total += value * times
+
+    def buckets(self) -> Iterator[tuple[str, int]]:
+        """Yield each bound with how many values were not above it, as Prometheus wants them."""
+        below = 0
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            below += count
+            yield bound, below
