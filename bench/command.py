@@ -35,6 +35,7 @@ SCENARIOS: Final = (
     "ledger_sums",
     "features",
     "overload",
+    "fairness",
 )
 
 

@@ -112,21 +112,42 @@ def worker_command(*simulate: str) -> list[str]:
 
 
 @contextmanager
-def fleet(command: Sequence[str], *, workers: int = 3, slots: int = 8, extra: str = "") -> Iterator[Fleet]:
+def fleet(
+    command: Sequence[str],
+    *,
+    workers: int = 3,
+    slots: int = 8,
+    extra: str = "",
+    gateway_program: Sequence[str] = (),
+) -> Iterator[Fleet]:
     """Run a gateway and workers that have registered with it; end all of them after the block.
 
     Args:
         command: of one worker, such as `worker_command`.
         slots: of each.
         extra: more TOML for the gateway.
+        gateway_program: what is run with ``serve``, if not the gateway as it is.
     """
-    with fleets(command, gateways=1, workers=workers, slots=slots, extra=extra) as (only,):
+    with fleets(
+        command,
+        gateways=1,
+        workers=workers,
+        slots=slots,
+        extra=extra,
+        gateway_program=gateway_program,
+    ) as (only,):
         yield only
 
 
 @contextmanager
 def fleets(
-    command: Sequence[str], *, gateways: int, workers: int, slots: int, extra: str = ""
+    command: Sequence[str],
+    *,
+    gateways: int,
+    workers: int,
+    slots: int,
+    extra: str = "",
+    gateway_program: Sequence[str] = (),
 ) -> Iterator[list[Fleet]]:
     """Run gateways that do not know each other before the same workers; see `fleet`.
 
@@ -142,7 +163,8 @@ def fleets(
             ports = {name: free_port() for name in ("port", "admin_port", "internal_port")}
             config = Path(folder, f"gateway-{number}.toml")
             config.write_text(CONFIG.format(**ports, extra=extra))
-            serve = [*peers.gateway_command(), "serve", "--config", str(config)]
+            program = gateway_program or peers.gateway_command()
+            serve = [*program, "serve", "--config", str(config)]
             child = stack.enter_context(Child(serve, name=f"gateway {number}", talks=False))
             gateway = peers.Gateway(child.name, ports["port"], child, ports["admin_port"])
             joining += ["--gateway", f"http://127.0.0.1:{ports['internal_port']}"]
