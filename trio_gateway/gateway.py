@@ -32,10 +32,10 @@ from .config import (
     DEFAULT_SLOTS,
     KeySettings,
     Settings,
+    TenantMerger,
     TenantSettings,
     WorkerSettings,
     certificate_complaint,
-    merge_tenants,
 )
 from .contract import InternalRequest, Worker
 from .edge import (
@@ -165,12 +165,13 @@ class Gateway:
             random.random,
         )
         self.rates: Final = _make_rates(settings, self.admission)
+        merger = TenantMerger(settings.tenants)
         self.follower: Final = (
             None
             if database is None
             else Follower(
                 lambda: open_roster(database.value),
-                lambda stored: _make_callers(settings, stored),
+                lambda stored: _make_callers(settings, merger, stored),
                 self._take_callers,
                 log,
             )
@@ -690,12 +691,12 @@ class Callers:
     key_limits: Mapping[str, RateLimits]
 
 
-def _make_callers(settings: Settings, stored: Stored) -> tuple[Callers, tuple[str, ...]]:
+def _make_callers(
+    settings: Settings, merger: TenantMerger, stored: Stored
+) -> tuple[Callers, tuple[str, ...]]:
     """Put together what the file and the database have; and say what is ignored."""
-    merged = merge_tenants(
-        settings.tenants,
-        (tenant.entry for tenant in stored.tenants),
-        ((key.tenant, key.entry) for key in stored.keys),
+    merged = merger.merge(
+        (tenant.entry for tenant in stored.tenants), ((key.tenant, key.entry) for key in stored.keys)
     )
     tenants = merged.tenants
     # Where there was ever a tenant, an empty table locks all out: removing the last must not let all in.
@@ -743,8 +744,12 @@ def _make_rates(settings: Settings, admission: Admission) -> RateBook:
 
 
 def _limits_of(owners: Iterable[TenantSettings | KeySettings]) -> dict[str, RateLimits]:
-    limits = {owner.id: RateLimits(owner.requests_per_minute, owner.tokens_per_minute) for owner in owners}
-    return {id_: limit for id_, limit in limits.items() if limit != RateLimits()}
+    limits = ((owner.id, owner.requests_per_minute, owner.tokens_per_minute) for owner in owners)
+    return {
+        id_: RateLimits(requests, tokens)
+        for id_, requests, tokens in limits
+        if requests is not None or tokens is not None
+    }
 
 
 def _make_tenant(tenant: TenantSettings) -> Tenant:

@@ -149,3 +149,49 @@ def test_no_two_new_keys_are_alike_and_each_has_more_than_128_random_bits() -> N
     assert len(set(keys)) == 100
     assert {len(key.removeprefix("tg_mine_")) for key in keys} == {40}  # hexadecimal digits, of 4 bits each
     assert len({new_key()[0] for _ in range(100)}) == 100
+
+
+# Other keys -------------------------------------------------------------------------------------------------
+
+
+def test_a_ring_that_becomes_another_has_exactly_its_keys() -> None:
+    keyring = ring({b"one": ("k1", ACME), b"two": ("k2", ACME)})
+    keyring.become(ring({b"two": ("k2", OTHER), b"three": ("k3", ACME)}))
+    assert [keyring.find(key) for key in (b"one", b"two", b"three")] == [
+        None,
+        Caller(OTHER, "k2"),
+        Caller(ACME, "k3"),
+    ]
+    keyring.become(Keyring([], []))
+    assert (keyring.open, keyring.complete, set(keyring.tenants)) == (True, True, {ANONYMOUS})
+    keyring.become(Keyring([], [], closed=True, complete=False))
+    assert (keyring.open, keyring.complete, keyring.tenants, keyring.find(b"two")) == (False, False, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("later", "good"),
+    [
+        (Caller(ACME, "k1"), True),
+        (Caller(Tenant("acme", weight=2.0, models=frozenset()), "k1"), True),
+        (Caller(ACME, "k1", expires=1000.1), True),
+        (Caller(ACME, "k1", expires=1000.0), False),
+        (Caller(OTHER, "k1"), False),
+        (Caller(ACME, "k2"), False),
+    ],
+)
+def test_who_was_let_in_is_good_for_as_long_as_its_key_is(later: Caller, good: bool) -> None:
+    keyring = ring({b"one": ("k1", ACME)})
+    caller = keyring.find(b"one")
+    assert caller is not None
+    assert keyring.is_good(caller, 1000.0)
+    keyring.become(Keyring([(stored(b"one"), later)], [ACME, OTHER]))
+    assert keyring.is_good(caller, 1000.0) is good
+
+
+def test_who_was_anonymous_is_not_when_there_are_tenants() -> None:
+    keyring = Keyring([], [])
+    caller = keyring.find(None)
+    assert caller is not None
+    assert keyring.is_good(caller, 0.0)
+    keyring.become(ring())
+    assert not keyring.is_good(caller, 0.0)

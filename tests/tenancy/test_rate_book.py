@@ -221,3 +221,40 @@ def test_what_was_accepted_in_any_stretch_stays_within_the_limit(
     for first, start in enumerate(accepted):
         for last in range(first, len(accepted)):
             assert last - first + 1 <= limit * (1 + (accepted[last] - start + 0.01) / 60)
+
+
+# Other limits -----------------------------------------------------------------------------------------------
+
+
+def test_other_limits_count_at_once_and_what_was_used_stays_used() -> None:
+    rates = book(RateLimits(5, 100), RateLimits(requests=2))
+    first, second = rates.charge(request()), rates.charge(request())
+    rates.relimit({"acme": RateLimits(10, 300)}, {"k1": RateLimits(requests=4)})
+    assert left(rates) == {"requests": 2, "tokens": 240}
+    assert left(rates, None) == {"requests": 8, "tokens": 240}
+    first.settle(10, 0)
+    second.refund()
+    assert left(rates) == {"requests": 3, "tokens": 290}
+
+
+def test_limits_that_are_lifted_are_none_and_new_ones_begin_full() -> None:
+    rates = book(RateLimits(requests=1))
+    charge = rates.charge(request())
+    rates.relimit({"acme": RateLimits(tokens=100)}, {})
+    charge.settle(1, 1)
+    assert left(rates) == {"tokens": 100}
+    rates.charge(request())
+    rates.relimit({}, {})
+    assert rates.standings("acme", "k1") == ()
+    rates.relimit({"acme": RateLimits(tokens=100)}, {})  # who was gone is somebody else
+    assert left(rates) == {"tokens": 100}
+
+
+def test_a_tenant_that_is_gone_is_charged_and_settled_without_a_word() -> None:
+    rates = book(RateLimits(5, 100), RateLimits(5, 100))
+    charges = [rates.charge(request()), rates.charge(request())]
+    rates.relimit({"other": RateLimits(1)}, {})
+    charges.append(rates.charge(request()))
+    for charge in charges:
+        charge.settle(3, 4)
+    assert rates.standings("acme", "k1") == ()

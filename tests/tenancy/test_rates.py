@@ -170,3 +170,32 @@ def test_no_more_addresses_are_remembered_than_there_is_room_for(most: int, addr
             del latest[next(iter(latest))]
         assert (failed.note(address, 0.0) > 0) is expected_wait
         assert len(failed) == len(latest) <= most
+
+
+# Another size -----------------------------------------------------------------------------------------------
+
+
+@given(sizes, sizes, starts, st.floats(0, 2), st.floats(0, 100))
+def test_another_size_leaves_what_was_used_and_no_more_than_a_minute_to_wait(
+    size: int, other: int, start: float, share: float, pause: float
+) -> None:
+    bucket = Bucket(size)
+    bucket.take(share * size, start)
+    now = start + pause
+    used = size - bucket.level(now)
+    bucket.resize(other, now)
+    assert bucket.level(now) == pytest.approx(max(other - used, 0), abs=SLACK * other, rel=1e-6)
+    assert bucket.until_full(now) <= MINUTE + SLACK
+
+
+def test_what_was_taken_before_another_size_can_be_given_back_after_it() -> None:
+    bucket = Bucket(100)
+    bucket.take(40, 0.0)
+    bucket.resize(200, 0.0)
+    assert bucket.level(0.0) == 160
+    bucket.give(40)
+    assert bucket.level(0.0) == 200
+    bucket.take(40, 0.0)
+    bucket.resize(10, 0.0)
+    bucket.give(40)
+    assert bucket.level(0.0) == 10

@@ -19,15 +19,15 @@ from ..config import (
     KeySettings,
     Merged,
     Settings,
+    TenantMerger,
     TenantSettings,
     judge_tenant,
     key_table,
-    merge_tenants,
     names_database,
     parse_expiry,
 )
-from ..database import StoreFailed
-from ..tenancy import RosterRefused, Stored, StoredKey, StoredTenant, new_key, open_roster
+from ..database import RowsRefused, StoreFailed
+from ..tenancy import RosterRefused, Stored, StoredKey, new_key, open_roster
 from ._common import (
     CANNOT_START,
     DEFAULT_FILE,
@@ -280,15 +280,15 @@ def create_tenant(
     )
     with _judging():
         judged = judge_tenant(id, given, settings.deadlines)
+    if any(tenant.id == id for tenant in settings.tenants):
+        complain(f"the configuration file has a tenant {id}")
     with _roster(settings) as roster:
-        stored = roster.read()
-        tenant = StoredTenant(id, {name: getattr(judged, name) for name in given}, time.time())
-        _refuse_ignored(settings, stored, replace(stored, tenants=(*stored.tenants, tenant)))
-        roster.add_tenant(id, tenant.members, tenant.created_at)
+        first = roster.read().revision == 0
+        roster.add_tenant(id, {name: getattr(judged, name) for name in given}, time.time())
     typer.echo(f"Tenant {id} is stored. It needs a key: trio-gateway keys create --tenant {id}", err=True)
-    if not settings.tenants and stored.revision == 0:
+    if first and not settings.tenants:
         typer.echo("note: gateways with this database serve nobody without a key from now on", err=True)
-    _note_models(settings, tenant.members)
+    _note_models(settings, given)
 
 
 @tenants.command("set")
@@ -421,7 +421,7 @@ def _roster(settings: Settings) -> Iterator[Roster]:
             yield roster
         finally:
             roster.close()
-    except RosterRefused as refused:
+    except (RosterRefused, RowsRefused) as refused:
         complain(refused)
     except (OSError, StoreFailed) as error:
         complain(error, CANNOT_START)
@@ -445,8 +445,7 @@ def _read(settings: Settings) -> Stored:
 
 
 def _merged(settings: Settings, stored: Stored) -> Merged:
-    return merge_tenants(
-        settings.tenants,
+    return TenantMerger(settings.tenants).merge(
         (tenant.entry for tenant in stored.tenants),
         ((key.tenant, key.entry) for key in stored.keys if key.revoked_at is None),
     )

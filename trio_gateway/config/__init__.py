@@ -35,7 +35,7 @@ from trio_gateway.config._sections import (
     TlsSettings,
 )
 from trio_gateway.config._settings import Settings
-from trio_gateway.config._stored import Merged, merge_tenants
+from trio_gateway.config._stored import Merged, TenantMerger
 from trio_gateway.config._tables import (
     CANCEL_GRACE,
     DEFAULT_SLOTS,
@@ -73,6 +73,7 @@ __all__ = [
     "Settings",
     "ShutdownSettings",
     "StreamSettings",
+    "TenantMerger",
     "TenantSettings",
     "TlsSettings",
     "WorkerSettings",
@@ -81,7 +82,6 @@ __all__ = [
     "judge_tenant",
     "key_table",
     "load_settings",
-    "merge_tenants",
     "names_database",
     "parse_bind",
     "parse_database_url",

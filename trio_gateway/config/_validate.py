@@ -203,10 +203,16 @@ def _report_all(path: Path, error: ValidationError, report: Report) -> None:
         where = (*path, *detail["loc"])
         if detail["type"] == "default_factory_not_called":
             continue  # a consequence of another field's error
-        report.add(where, _message(where, detail))
+        report.add(where, message_of(where, detail))
 
 
-def _message(where: Path, detail: ErrorDetails) -> str:
+def message_of(where: Path, detail: ErrorDetails) -> str:
+    """Say in our words what is wrong with a value.
+
+    Args:
+        where: it stands, or would, in a file.
+        detail: pydantic's words for it.
+    """
     kind, given = detail["type"], detail["input"]
     if kind == "extra_forbidden":
         return _unknown(where[:-1], str(where[-1]))

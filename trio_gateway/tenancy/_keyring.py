@@ -54,9 +54,6 @@ class Keyring:
         if self._anonymous is not None:
             self.tenants[ANONYMOUS] = self._anonymous.tenant
 
-    def __len__(self) -> int:
-        return len(self._callers)
-
     @property
     def open(self) -> bool:
         """Whether no key is asked for; credentials that clients send anyway are ignored."""

@@ -40,7 +40,10 @@ class Tenant:
             models = self.models
         elif "*" not in self.models:
             models &= self.models
-        return replace(self, models=models, tiers=tuple(tier for tier in self.tiers if tier in tiers))
+        left = tuple(tier for tier in self.tiers if tier in tiers)
+        if models is self.models and left == self.tiers:
+            return self  # as most keys have it, of which there may be very many
+        return replace(self, models=models, tiers=left)
 
 
 ANONYMOUS: Final = "anonymous"
