@@ -89,7 +89,8 @@ def test_a_place_in_the_queue_is_known_until_a_worker_is_found() -> None:
     assert state.queued is not None
     assert state.queued.position == 3
     state.hear(Accepted("s1", "r1", "m1"))
-    assert (state.queued, state.model) == (None, "m1")
+    assert state.queued is None
+    assert state.model == "m1"
 
 
 def test_a_stream_that_was_left_before_it_was_sent_is_never_sent() -> None:

@@ -47,7 +47,7 @@ class Tokens:
         self._placed: set[str] = set()  # those that have a place in the room
         self._ready: dict[TokenStream, None] = {}  # those that may have something to send, in order
         self._work = trio.lowlevel.ParkingLot()
-        self._status: trio.TaskStatus[TokensError | None] | None = None
+        self._tried = trio.Event()  # whether there is a first socket is known
         self._connected = False
         self._closing = False
         self._goes_away_at: float | None = None
@@ -129,12 +129,13 @@ class Tokens:
     async def _serve(self, socket: Socket) -> None:
         self._connected = True
         self._goes_away_at = None
-        self._report(None)
+        self._tried.set()
         self._ready = dict.fromkeys(self._streams.values())
+        writing = trio.CancelScope()
         async with trio.open_nursery() as nursery:
-            with trio.CancelScope() as writing:
-                nursery.start_soon(self._read, socket, writing)
-                nursery.start_soon(self._look_after, socket, writing)
+            nursery.start_soon(self._read, socket, writing)
+            nursery.start_soon(self._look_after, socket, writing)
+            with writing:
                 await self._write(socket, writing)
             if self._verdict is not _SILENT:
                 await socket.close(_NORMAL if self._verdict is None else _PROTOCOL_ERROR)
@@ -147,7 +148,8 @@ class Tokens:
                 await self._work.park()
         except trio.Cancelled:
             if not writing.cancel_called:  # it is the client itself that is cancelled
-                await self._say_farewell(socket)
+                with trio.move_on_after(FAREWELL_LIMIT, shield=True):
+                    await self._say_farewell(socket)
             raise
 
     async def _send_ready(self, socket: Socket) -> bool:
@@ -169,12 +171,11 @@ class Tokens:
 
     async def _say_farewell(self, socket: Socket) -> None:
         """Cancel what would go on at the gateway without a socket."""
-        with trio.move_on_after(FAREWELL_LIMIT, shield=True):
-            for stream in self._streams.values():
-                stream.state.leave()
-                while socket.sound and (message := stream.state.next_message(trio.current_time())):
-                    with contextlib.suppress(SocketLost):
-                        await socket.send(message)
+        for stream in tuple(self._streams.values()):
+            stream.state.leave()
+            while socket.sound and (message := stream.state.next_message(trio.current_time())):
+                with contextlib.suppress(SocketLost):
+                    await socket.send(message)
 
     async def _read(self, socket: Socket, writing: trio.CancelScope) -> None:
         try:
@@ -231,34 +232,30 @@ class Tokens:
         self._closing = True
         self._work.unpark_all()
 
-    async def run(self, *, task_status: trio.TaskStatus[TokensError | None]) -> None:
-        """Keep a socket while one is needed; report why there is none at first, or None.
+    async def first_socket(self) -> TokensError | None:
+        """Wait for the first socket; answer why there is none, or None."""
+        await self._tried.wait()
+        return self._ended
+
+    async def run(self) -> None:
+        """Keep a socket while one is needed; the first is tried once.
 
         Raises nothing that can be expected: streams get to know it.
         """
-        self._status = task_status
         error: TokensError = _CLOSED
         while not self._is_closing():
             self._verdict = None
             error = await self._dial(self._serve)
             error = self._why_ended() or error
-            if self._report(error):
-                break
             if self._connected:
                 self._connected = False
                 self._tell_all(StreamState.lose, error)
-            if not _may_come_back(error):
+            if not (self._tried.is_set() and _may_come_back(error)):
                 break
             await self._pause(error)
         self._ended = why = _CLOSED if self._is_closing() else error
         self._tell_all(StreamState.give_up, why)
-
-    def _report(self, error: TokensError | None) -> bool:
-        """Tell whoever opens the client how it began; False: it was told before."""
-        status, self._status = self._status, None
-        if status is not None:
-            status.started(error)
-        return status is not None
+        self._tried.set()
 
     def _is_closing(self) -> bool:
         return self._closing
@@ -339,7 +336,8 @@ async def running(tokens: Tokens) -> AsyncIterator[None]:
     """Run a client for the length of the block, whose errors leave it as they are."""
     failed: Exception | None = None
     async with trio.open_nursery() as nursery:
-        failed = await nursery.start(tokens.run)
+        nursery.start_soon(tokens.run)  # noqa: ASYNC113 - the next line waits for it
+        failed = await tokens.first_socket()
         if failed is None:
             try:
                 yield
