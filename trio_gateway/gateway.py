@@ -814,6 +814,7 @@ def _worker_figures(book: WorkerBook, now: float) -> dict[str, Any]:
         "snapshot_age": round(snapshot.age(now), 3) if math.isfinite(snapshot.age(now)) else None,
         "running": snapshot.running,
         "queued": snapshot.queued,
+        "paused": snapshot.paused,
         "models": None if book.models is None else list(book.models),
         "breakers": {model: breaker.state(now).value for model, breaker in book.breakers.items()},
     }

@@ -353,8 +353,13 @@ async def test_a_reader_that_takes_nothing_pauses_the_engine_and_loses_nothing(
             assert stuck < 8000
             await trio.sleep(20)
             assert generation.generated == stuck
-            assert run.agent.slots.running()[0].generated == stuck
+            (told,) = run.agent.slots.running()
+            assert (told.generated, told.paused) == (stuck, True)
             answer = await client.read_to_end()
+            pauses = [record for record in records(answer) if record["t"] == "ping"]
+            assert pauses
+            assert all(pause["paused"] for pause in pauses)
+            assert stuck in [pause["generated"] for pause in pauses]
             kinds = [record["t"] for record in records(answer)]
             assert kinds.count("delta") == 8000
             assert kinds[-1] == "end"

@@ -21,6 +21,7 @@ from trio_gateway.agent.engines import Limits, SimulatedEngine, Speed
 from trio_gateway.fleet import WorkerBook
 from trio_gateway.testing import Answer, chat_request, refusing_port
 
+KIB: Final = 1024
 FAST: Final = Speed(decode=2000.0)
 SLOW: Final = Speed(decode=50.0)
 LONG: Final[dict[str, Any]] = {"max_tokens": 4000, "simulate": {"tokens": 4000}}
@@ -65,13 +66,16 @@ def registering(number: int, *gateways: Serving, **settings: Any) -> dict[str, A
 
 
 @asynccontextmanager
-async def house(folder: Path, *engines: SimulatedEngine, **sections: Any) -> AsyncIterator[House]:
-    """A gateway with an agent for each engine, all registered and ready."""
+async def house(
+    folder: Path, *engines: SimulatedEngine, agent: dict[str, Any] | None = None, **sections: Any
+) -> AsyncIterator[House]:
+    """A gateway with an agent for each engine, all registered and ready; ``agent`` are settings of each."""
     fleet = {"heartbeat_interval": 0.2, "ttl": 5}
+    changed = agent or {}
     async with joinable(folder, **{"fleet": fleet, "models": [{"id": "m1"}], **sections}) as gateway:
         async with AsyncExitStack() as stack:
             agents = [
-                await stack.enter_async_context(running(each, **registering(number, gateway)))
+                await stack.enter_async_context(running(each, **registering(number, gateway, **changed)))
                 for number, each in enumerate(engines)
             ]
             found = House(gateway, agents)
@@ -133,6 +137,39 @@ async def test_a_fault_after_output_ends_the_stream_without_an_end(kind: str, tm
         assert (reading.done, len(reading.errors)) == (0, 1)
         assert reading.text
         assert (await at.gateway.settled()).attempts == 1
+
+
+# Slow readers -------------------------------------------------------------------------------------------
+
+
+async def test_a_reader_that_stops_pauses_the_engine_and_gets_the_same_answer_when_it_reads_on(
+    tmp_path: Path,
+) -> None:
+    simulated = engine(speed=Speed(decode=20_000.0))
+    wordy: dict[str, Any] = {"max_tokens": 6000, "simulate": {"tokens": 6000}}
+    delivery = {"buffer_bytes": 64 * KIB, "upstream_receive_buffer": 4 * KIB}
+    async with house(tmp_path, simulated, agent={"buffer_bytes": 32 * KIB}, delivery=delivery) as at:
+        whole = (await at.ask(**wordy)).chat().text
+
+        def paused() -> bool:
+            (worker,) = at.gateway.gateway.statistics()["workers"]
+            return bool(worker["paused"] == 1)
+
+        with trio.fail_after(20), await at.gateway.connect(receive_buffer=4 * KIB) as client:
+            await client.send(chat_request(**wordy))
+            await at.until(paused)
+            (generation,) = simulated.core.generations
+            stuck = generation.generated
+            assert generation.paused
+            assert stuck < 6000
+            assert at.gateway.gateway.statistics()["held_up"] == 1
+            beats = at.book().snapshot.seq
+            await at.until(lambda: at.book().snapshot.seq >= beats + 2)
+            assert generation.generated == stuck
+            answer = await client.read_to_end()
+        assert answer.chat().text == whole
+        assert (answer.chat().done, generation.generated) == (1, 6000)
+        await at.until(lambda: not paused())
 
 
 # Whose slots are free -----------------------------------------------------------------------------------

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import pytest
-import trio
-
 from tests.e2e.serving import Serving, serving, tenant
-from tests.e2e.sockets import Closed, TokenSocket, connected, handshake, opened, text_of
+from tests.e2e.sockets import Closed, opened
 from trio_gateway.testing import ScriptedEngine, Scripting, chat_stream, open_engine
 
 TENANTS: Final = [tenant("a", "key-a"), tenant("b", "key-b")]

@@ -412,6 +412,7 @@ FAILURES: Final[dict[str, tuple[str, dict[str, Any], bool, bool, str, int]]] = {
     "broke off": ("engine_protocol_error", {}, True, True, "engine_protocol_error", 502),
     "of 500": ("strange", {"status": 500}, True, True, "engine_failed", 502),
     "of 500 for ever": ("strange", {"status": 500, "retry": "never"}, False, True, "engine_failed", 502),
+    "nobody read": ("reader_stalled", {}, False, False, "engine_failed", 502),
     "unknown": ("strange", {}, True, True, "engine_failed", 502),
     "out of memory": ("out_of_memory", {}, False, False, "engine_out_of_memory", 503),
     "out of memory, as we say it": (
@@ -479,6 +480,18 @@ async def test_a_failure_after_some_output_ends_the_stream_and_is_not_tried_agai
         assert rig.engine.workers == ["w1"]
         assert rig.record.outcome == "upstream_failed"
         assert rig.workers.fleet.books["w1"].faults == (fault or gave_up)
+
+
+async def test_an_agent_that_gave_up_a_slow_client_has_not_failed(autojump_clock: MockClock) -> None:
+    """It is the client that stalled; the worker is as good as before."""
+    script = agent_failure("reader_stalled", "x" * 5000, "b", retry="never")
+    async with rigged(script, workers=agents("w1")) as rig:
+        client = RecordingClient(room=100)
+        running = await rig.run(client=client)
+        assert rig.record.outcome == "client_stalled"
+        assert client.was_cut
+        assert running.ended_after < 1
+        assert rig.workers.fleet.books["w1"].faults == 0
 
 
 async def test_an_engines_words_for_its_callers_mistake_are_passed_on(autojump_clock: MockClock) -> None:

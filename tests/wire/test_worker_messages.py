@@ -28,7 +28,9 @@ from trio_gateway.wire._worker_stream import read_record
 MESSAGES: list[msgspec.Struct] = [
     Registration("gpu-0", 5, "http://10.0.0.1:8000", ["m/a"], 8, EngineKind("vllm", "0.9"), ["big"]),
     Registered("s" * 32, 2.0, 6.0),
-    WorkerReport(5, 1, "ready", ["m"], 8, 1, 0, 0.5, 40.0, [RunningRequest("a", 1, 3)]),
+    WorkerReport(
+        5, 1, "ready", ["m"], 8, 1, 0, 0.5, 40.0, [RunningRequest("a", 1, 3), RunningRequest("b", 1, 0, True)]
+    ),
     WorkerReport(5, 1, "draining", [], 8, 0, 0),
     Generate("a" * 32, 1, "chat.completions", "m", 1000, "standard", True, msgspec.Raw(b"{}")),
     Rejection("capacity", WorkerReport(5, 2, "ready", ["m"], 8, 8, 0)),

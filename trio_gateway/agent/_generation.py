@@ -17,6 +17,7 @@ from ..contract import OPERATIONS
 from ..flow import BufferPool, ByteChannel
 from ..units import KiB
 from ..wire import (
+    READER_STALLED,
     REJECTIONS,
     Accepted,
     AnswerForm,
@@ -39,9 +40,9 @@ from ._settings import AgentSettings
 from ._slots import DuplicateAttempt, Slot, Slots
 
 LATE: Final = 1.0  # seconds beyond the deadline: the gateway, which has the same one, ends first
-LAST_WORD: Final = 2.0  # seconds for a reader that was given up to take the reason
+LAST_WORD: Final = 30.0  # seconds for a reader that was given up to take the reason; its slot is free before
 WRITE_SIZE: Final = 16 * KiB
-STALLED: Final = Failed("reader_stalled", "the reader took nothing for too long", "never")
+STALLED: Final = Failed(READER_STALLED, "the reader took nothing for too long", "never")
 
 
 class Generations:
@@ -194,7 +195,6 @@ class Generation:
         self._writer = RecordWriter(AnswerForm.of(operation, work.stream), work.choices)
         self._channel = ByteChannel(settings.buffer_bytes, pool)
         self._pumping = trio.CancelScope()
-        self._paused = False
         self._sending = False
         self._put_at = self._taken_at = trio.current_time()
 
@@ -239,14 +239,19 @@ class Generation:
         self._put_at = trio.current_time()
 
     async def _pause(self) -> None:
-        """Hold the engine until half of what waits was taken, so that it does not start for every token."""
-        self._paused = True
+        """Hold the engine until half of what waits was taken, so that it does not start for every token.
+
+        The reader hears of it behind what it has not taken yet, so that it knows what it waited for.
+        """
+        self._slot.paused = True
         self._stream.pause()
+        if self._writer.open:
+            self._put_now(Ping(self._stream.generated, True))
         try:
             await self._channel.wait_room(self._settings.buffer_bytes // 2)
         finally:
             self._stream.resume()
-            self._paused = False
+            self._slot.paused = False
 
     def _put_now(self, record: Record) -> None:
         self._channel.put_nowait(self._writer.write(record))
@@ -290,7 +295,7 @@ class Generation:
             if self._channel.closed:
                 return
             if not self._channel.used and self._writer.open:
-                self._channel.put_nowait(self._writer.write(Ping(self._stream.generated, self._paused)))
+                self._channel.put_nowait(self._writer.write(Ping(self._stream.generated, self._slot.paused)))
             self._put_at = trio.current_time()
 
     async def _watch_the_reader(self) -> None:
@@ -311,5 +316,7 @@ class Generation:
         if not self._writer.over:
             self._put_now(STALLED)
         self._channel.close()
-        await trio.sleep(LAST_WORD)
+        with trio.move_on_after(LAST_WORD):
+            self._free(self._slot, await self._stream.wait_released())
+            await trio.sleep_forever()
         self._connection.close(reset=True)  # a FIN would wait behind what nobody takes

@@ -24,6 +24,7 @@ class Slot:
         credential: name of the gateway that sent the attempt.
         stream: the engine's side, once it has taken the request.
         cancelled: nobody wants the answer any more.
+        paused: the engine waits for the reader.
     """
 
     def __init__(self, number: int, request_id: str, attempt: int, credential: str) -> None:
@@ -33,6 +34,7 @@ class Slot:
         self.credential = credential
         self.stream: EngineStream | None = None
         self.cancelled = False
+        self.paused = False
         self._scope: trio.CancelScope | None = None
 
     @property
@@ -93,7 +95,7 @@ class Slots:
 
     def running(self) -> list[RunningRequest]:
         """Name all attempts that hold a slot."""
-        return [RunningRequest(s.request_id, s.attempt, s.generated) for s in self._held.values()]
+        return [RunningRequest(s.request_id, s.attempt, s.generated, s.paused) for s in self._held.values()]
 
     def cancel_all(self) -> None:
         """Cancel every attempt."""

@@ -90,6 +90,7 @@ class WorkerStatus:
         running, queued: inside the engine, whoever sent them, draining ones included.
         kv_usage: share of its KV cache in use, 0 to 1.
         requests: ids of the attempts that hold a slot; None: it did not list them.
+        paused: how many of them have an engine that waits for their reader.
     """
 
     incarnation: int
@@ -102,6 +103,7 @@ class WorkerStatus:
     kv_usage: float | None = None
     tokens_per_second: float | None = None
     requests: frozenset[str] | None = None
+    paused: int = 0
 
 
 @dataclass(frozen=True, slots=True)

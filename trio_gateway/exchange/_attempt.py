@@ -28,6 +28,7 @@ from ..errors import EngineProtocolError, Refused, UpstreamFailed, UpstreamFault
 from ..flow import BufferPool, Gathering
 from ..ledger import Tally
 from ..wire import (
+    READER_STALLED,
     AgentAnswer,
     AgentRelay,
     EngineError,
@@ -406,6 +407,9 @@ class Attempt:
         if relay.aborted:
             return _retry.ABORTED
         if relay.fault is not None:
+            if relay.fault.code == READER_STALLED and self._delivery.slow:
+                self._delivery.stall()
+                await trio.lowlevel.checkpoint_if_cancelled()
             return _retry.of_error(relay.fault)
         return None if relay.all_finished else _retry.CUT
 

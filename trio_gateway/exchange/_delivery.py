@@ -102,6 +102,15 @@ class Delivery:
         """Whether the engine is not read, because what it sent has to wait for the client."""
         return self._blocked_since is not None
 
+    @property
+    def slow(self) -> bool:
+        """Whether the client has not always taken everything at once."""
+        return self._writing
+
+    def stall(self) -> None:
+        """Count the reader as stalled: whoever had to wait for it gave up."""
+        self._stalled()
+
     def start(self, nursery: trio.Nursery) -> None:
         """Name the nursery in which a writer task may come to life."""
         self._nursery = nursery

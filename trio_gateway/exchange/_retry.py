@@ -14,7 +14,7 @@ from typing import Final
 
 from ..contract import Worker
 from ..errors import CODES, Problem, UpstreamFailed, UpstreamFault
-from ..wire import EngineError
+from ..wire import READER_STALLED, EngineError
 
 LONGEST_RETRY_AFTER: Final = 3600.0  # seconds
 
@@ -139,7 +139,8 @@ def of_error(error: EngineError, retry_after: float | None = None) -> Failure:
     code = error.code if error.code == "engine_protocol_error" else "engine_failed"
     way = Way.NOWHERE if error.final else Way.ONCE
     signal = error.code if error.code == "model_load_failed" else ""
-    return Failure(way, Problem.of(code, "the engine failed"), "error", fault=True, signal=signal)
+    fault = error.code != READER_STALLED  # it was not the worker that failed
+    return Failure(way, Problem.of(code, "the engine failed"), "error", fault=fault, signal=signal)
 
 
 def of_rejection(reason: str, error: EngineError, retry_after: float | None = None) -> Failure:

@@ -436,6 +436,7 @@ class Fleet:
             kv_usage=status.kv_usage,
             slots=status.slots,
             tokens_per_second=status.tokens_per_second,
+            paused=status.paused,
             state=status.state,
         )
         self.read(book, reading)

@@ -44,6 +44,7 @@ class Snapshot:
         kv_usage: share of the KV cache in use, 0 to 1; None where nothing tells.
         slots: as the worker reports; None where nothing tells.
         tokens_per_second: what it generates; None where nothing tells.
+        paused: requests whose engine waits for their reader, whoever sent them.
         suspect: it failed: taken only when no other is eligible, until its next output or good probe.
         unready: it said that it cannot work yet, until its next reading, good probe or output.
         failed, missing: models whose load failed, or that it turned out not to have, until its list is read.
@@ -59,6 +60,7 @@ class Snapshot:
     kv_usage: float | None = None
     slots: int | None = None
     tokens_per_second: float | None = None
+    paused: int = 0
     state: State = "ready"
     suspect: bool = False
     unready: bool = False

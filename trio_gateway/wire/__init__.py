@@ -89,6 +89,7 @@ from ._worker_messages import (
 from ._worker_relay import AgentAnswer, AgentRelay, ReleaseReader
 from ._worker_stream import (
     FAILURES,
+    READER_STALLED,
     AnswerForm,
     OutOfGrammar,
     RecordWriter,
@@ -109,6 +110,7 @@ __all__ = [
     "HEARTBEAT",
     "LAST_CHUNK",
     "PROTOCOL",
+    "READER_STALLED",
     "REJECTIONS",
     "SUBPROTOCOL",
     "UNTIL_CLOSE",

@@ -71,4 +71,5 @@ def status_of(report: WorkerReport) -> WorkerStatus:
         None
         if requests is msgspec.UNSET
         else frozenset(attempt_name(each.id, each.attempt) for each in requests),
+        0 if requests is msgspec.UNSET else sum(each.paused for each in requests),
     )

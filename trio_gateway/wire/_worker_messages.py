@@ -223,12 +223,17 @@ class Registered(msgspec.Struct, frozen=True):
     ttl: Annotated[float, Meta(gt=0, le=86_400)]
 
 
-class RunningRequest(msgspec.Struct, frozen=True):
-    """A request that holds a slot, cancelled or not, with the tokens generated for it."""
+class RunningRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request that holds a slot, cancelled or not, with the tokens generated for it.
+
+    Attributes:
+        paused: its engine waits for its reader.
+    """
 
     id: RequestId
     attempt: AttemptNumber
     generated: Tokens
+    paused: bool = False
 
 
 class WorkerReport(msgspec.Struct, frozen=True):

@@ -35,6 +35,7 @@ from ._worker_messages import (
 )
 
 MAX_CHOICES: Final = 2**20  # of one request; record numbers have the same bound
+READER_STALLED: Final = "reader_stalled"  # code of an answer that nobody took for too long
 MAX_LINE: Final = 1 * MiB  # bytes of a record, `Result` excepted
 
 _encode = msgspec.json.Encoder().encode
@@ -302,6 +303,7 @@ _MEANINGS: Final[dict[str, EngineError]] = {
     "engine_credentials": EngineError(401),
     "engine_protocol_error": EngineError(502, code="engine_protocol_error"),
     "engine_failed": EngineError(500),
+    "reader_stalled": EngineError(500, code=READER_STALLED, final=True),
 }
 FAILURES: Final = frozenset(_MEANINGS)
 
