@@ -63,6 +63,16 @@ def test_the_first_lines_tell_the_totals_and_what_may_surprise(tmp_path: Path) -
     ]
 
 
+def test_with_a_database_tenants_and_keys_may_stand_there(tmp_path: Path) -> None:
+    database = '[database]\nurl = "sqlite:///gateway.db"\n'
+    every = "no tenant is configured; every caller is served until there is one in the database."
+    assert every in notes(explained(tmp_path, database))
+    told = notes(explained(tmp_path, f'{database}[server]\nbind = ["0.0.0.0:80"]\n'))
+    assert not [note for note in told if "tenant" in note.partition(";")[0] and "caller" in note]
+    told = notes(explained(tmp_path, f"{database}[[tenants]]\nid = 'acme'\nkeys = []\n"))
+    assert not [note for note in told if "nobody" in note]
+
+
 def notes(told: str) -> list[str]:
     """Answer the first line without the file's name, and the notes under it."""
     first, *rest = told.partition("\n\n")[0].splitlines()

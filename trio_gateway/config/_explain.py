@@ -81,11 +81,14 @@ def _notes(settings: Settings) -> Iterator[str]:
         yield "internal.allowed_networks has only loopback addresses; no other machine's worker can register."
     if not settings.models:
         yield "no model is configured; every name that a worker reports is served."
-    if not settings.tenants:
+    stored = settings.database.url is not None
+    if not settings.tenants and not stored:
         yield "no tenant is configured; every caller is served, and keys are ignored."
+    elif not settings.tenants and settings.serves_anonymous():
+        yield "no tenant is configured; every caller is served until there is one in the database."
     yield from _notes_on_names(settings)
     for tenant in settings.tenants:
-        if not tenant.keys:
+        if not tenant.keys and not stored:
             yield f"tenant {tenant.id} has no key; nobody can use it."
         for key in tenant.keys:
             if key.expires is not None and key.expires <= datetime.now(UTC):

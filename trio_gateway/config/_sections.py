@@ -530,7 +530,7 @@ class ShutdownSettings(Section):
 
 
 class DatabaseSettings(Section):
-    """Where records of requests are kept; without `url` they only go to the log."""
+    """Where records are kept, and tenants that can change at any time; without `url` records go to the log."""
 
     url: Annotated[
         Annotated[DatabaseUrl, BeforeValidator(_read_database_url)] | None,
