@@ -530,7 +530,7 @@ class ShutdownSettings(Section):
 
 
 class DatabaseSettings(Section):
-    """Where records are kept, and tenants that can change at any time; without `url` records go to the log."""
+    """Where records are kept, and tenants that can change at any time; without `url` records are logged."""
 
     url: Annotated[
         Annotated[DatabaseUrl, BeforeValidator(_read_database_url)] | None,
