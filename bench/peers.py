@@ -83,9 +83,9 @@ class Gateway(Server):
 
     admin_port: int
 
-    def statistics(self) -> Json:
+    def statistics(self, patience_s: float = 5.0) -> Json:
         """Ask ``GET /admin/v1/statistics``."""
-        status, body = call(self.admin_port, "GET", "/admin/v1/statistics")
+        status, body = call(self.admin_port, "GET", "/admin/v1/statistics", patience_s)
         if status != 200:
             raise BenchError(f"/admin/v1/statistics answered {status}")
         statistics: Json = json.loads(body)

@@ -196,6 +196,14 @@ def cpu_ns(pids: Iterable[int]) -> int:
     return sum(time.clock_gettime_ns((~pid << 3) | 2) for pid in pids)
 
 
+def run_delay_ns(pids: Iterable[int]) -> int:
+    """Answer how long processes could have run and had no core, by their main threads, in ns.
+
+    What a busy machine takes from a measurement (second number of ``/proc/PID/schedstat``).
+    """
+    return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) for pid in pids)
+
+
 def pss_bytes(pids: Iterable[int]) -> int:
     """Answer the proportional set size of processes: private pages plus their share of others."""
     total = 0

@@ -164,6 +164,7 @@ class Gateway:
             self.drain.keep,
             random.random,
         )
+        self.room: Final = UnplacedBytes(settings.limits.unplaced_bytes, self.admission.next_return)
         self.rates: Final = _make_rates(settings, self.admission)
         merger = TenantMerger(settings.tenants)
         self.follower: Final = (
@@ -179,7 +180,6 @@ class Gateway:
         tls = settings.server.tls
         self.tls: Final = None if tls is None else server_context(tls.certificate, tls.key)
         self._nursery: trio.Nursery | None = None
-        self.room: Final = UnplacedBytes(settings.limits.unplaced_bytes)
         parts = self._make_parts()
         self.generator: Final = self._make_generator(parts)
         authenticator = Authenticator(self.keyring, settings.server.trusted_proxies)

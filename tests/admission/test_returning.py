@@ -183,3 +183,16 @@ async def test_expired_waiters_are_told_different_moments(autojump_clock: MockCl
             for _ in range(5):
                 nursery.start_soon(wait)
     assert len(set(waits)) == 5
+
+
+async def test_who_is_refused_before_its_model_is_known_gets_a_turn_behind_the_longest_queue(
+    autojump_clock: MockClock,
+) -> None:
+    workers = WorkerSet(
+        make_worker("w1", slots=1), make_worker("w2", slots=1), models={"m1": ["w1"], "m2": ["w2"]}
+    )
+    assert [workers.admission.next_return() for _ in range(2)] == [1, 1]
+    tickets = [workers.admission.enter(make_request(model=model)) for model in ("m1", "m2", "m1", "m1", "m2")]
+    assert [workers.admission.next_return() for _ in range(3)] == [3, 4, 5]
+    for ticket in tickets:
+        ticket.leave()

@@ -23,7 +23,7 @@ from ..contract import InternalRequest, Worker
 from ..errors import Problem, Refused
 from ._drain_rate import DrainRate
 from ._estimate import Estimates
-from ._returns import Returns
+from ._returns import JITTER, SOONEST, Returns
 from ._scheduler import Scheduler
 
 TIERS: Final = ("interactive", "standard", "batch")
@@ -328,6 +328,14 @@ class Admission:
         if problem.status not in (429, 503) or problem.final:
             return problem
         return problem.but(retry_after=self._slots.retry_after(model) or self._next_turn(self.pool_of(model)))
+
+    def next_return(self) -> float:
+        """Promise a turn to one that is refused before its model is known; answers the seconds until then.
+
+        It stands behind those that wait for the workers for which most wait: they hold what it lacks.
+        """
+        pool = max(self._queue.pools(), key=self._waiting_in, default=None)
+        return SOONEST * (1 + JITTER * self._dice()) if pool is None else self._book_return(pool)
 
     # -- tickets
 

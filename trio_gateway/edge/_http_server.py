@@ -50,10 +50,14 @@ class UnplacedBytes:
     """Bodies of requests that no worker has yet, in bytes that have come.
 
     What is only declared takes nothing: whoever sends none of it would keep others out.
+
+    Args:
+        returns: answers the seconds after which one who is refused shall come again.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, returns: Callable[[], float] = lambda: 1.0) -> None:
         self._limit = limit
+        self._returns = returns
         self.used = 0
 
     def check(self, size: int) -> None:
@@ -63,9 +67,8 @@ class UnplacedBytes:
             Refused: ``queue_full``.
         """
         if self.used + size > self._limit:
-            raise Refused(
-                Problem.of("queue_full", "too many bytes of requests wait for a worker", retry_after=1.0)
-            )
+            what = "too many bytes of requests wait for a worker"
+            raise Refused(Problem.of("queue_full", what, retry_after=self._returns()))
 
     def take(self, size: int) -> None:
         """Hold ``size`` bytes more.
