@@ -16,7 +16,8 @@ from trio_gateway.testing import open_engine
 
 PAGE: Final = "how-to/use-sdks.md"
 ADDRESS: Final = "http://127.0.0.1:8080"
-HEADINGS: Final = ("OpenAI", "Anthropic", "LangChain", "When something fails")
+OVER_A_SOCKET: Final = "OpenAI's Responses over a WebSocket"
+HEADINGS: Final = ("OpenAI", OVER_A_SOCKET, "Anthropic", "LangChain", "When something fails")
 LIMIT: Final = 60.0  # seconds; importing an SDK takes most of it
 
 
@@ -39,7 +40,8 @@ def test_every_program_of_the_page_is_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heading", "printed"), [("OpenAI", TEXT), ("Anthropic", TEXT), ("LangChain", f"{TEXT}2\n")]
+    ("heading", "printed"),
+    [("OpenAI", TEXT), (OVER_A_SOCKET, TEXT), ("Anthropic", TEXT), ("LangChain", f"{TEXT}2\n")],
 )
 async def test_a_program_prints_the_answer(heading: str, printed: str) -> None:
     models, tenants = [{"id": "llama-3.1-8b"}], [tenant("mine", "sk-mine")]

@@ -151,6 +151,24 @@ def test_an_unknown_model_is_tried_elsewhere_and_told_in_the_engine_s_words() ->
     )
 
 
+@pytest.mark.parametrize(
+    ("message", "lacks"),
+    [
+        ("The model `x` does not exist.", True),
+        ("model 'x' not found", True),
+        ("no such MODEL", True),
+        ("Response with id 'r1' not found.", False),
+        ("Response with id 'the model' not found.", False),
+        ('Response with id "r\' model" not found.', False),
+    ],
+)
+def test_a_worker_lacks_a_model_only_if_the_engine_says_so_and_not_its_caller(
+    message: str, lacks: bool
+) -> None:
+    failure = of_error(EngineError(404, message))
+    assert (failure.way, failure.signal) == (Way.ELSEWHERE, "model_not_loaded" if lacks else "")
+
+
 @pytest.mark.parametrize("status", [400, 402, 405, 409, 410, 413, 415, 422, 451, 499])
 def test_what_the_caller_did_wrong_is_final_and_no_fault(status: int) -> None:
     failure = of_error(EngineError(status, "m", "its_type", "its_code", "its_param"))

@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import email.utils
 import enum
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -130,7 +131,8 @@ def of_error(error: EngineError, retry_after: float | None = None) -> Failure:
             "credentials",
         )
     if status == 404:
-        lacking = error.code == "model_not_found" or "model" in error.message.lower()
+        # What stands in quotes may be the caller's: the name of a model, or of a response that is not kept.
+        lacking = error.code == "model_not_found" or "model" in _QUOTED.split(error.message, 1)[0].lower()
         return Failure(
             Way.ELSEWHERE, _passed_on(error), "not_found", signal="model_not_loaded" if lacking else ""
         )
@@ -156,6 +158,7 @@ def of_rejection(reason: str, error: EngineError, retry_after: float | None = No
     return dataclasses.replace(of_error(error), signal=reason, retry_after=retry_after)
 
 
+_QUOTED: Final = re.compile(r"['\"`]")
 _LOADING: Final = "Loading model"  # how llama.cpp says that it does
 _FAILURES_BELOW_500: Final = frozenset({424})  # how TGI says that generating failed
 _OWN_CODES: Final = {404: "model_not_found", 408: "request_timeout", 413: "request_too_large"}

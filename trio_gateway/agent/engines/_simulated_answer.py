@@ -7,9 +7,10 @@ from typing import Any, Final, final
 
 import msgspec
 
-from ...wire import Delta, EngineRecord, Failed, Finish, Result, ToolCall, UsageCounts
+from ...wire import Delta, EngineRecord, Failed, Finish, NamedEvent, Result, ToolCall, UsageCounts
 from ._simulated_generation import Generation, Output
 from ._simulated_request import Ask, AskError
+from ._simulated_responses import ResponseWriter
 from ._simulated_text import Piece
 
 FAILED: Final[dict[str, Failed]] = {
@@ -98,6 +99,7 @@ class RecordMaker:
         self._ask = ask
         self._id = answer_id
         self._gathering = Gathering(ask, answer_id)
+        self._response: ResponseWriter | None = None  # once there is something to write
         self._unsaid = [0] * ask.choices  # tokens whose text was held back
         self._begun_calls: set[int] = set()
         # The generation is further than its outputs: all of a step are told when it is over.
@@ -115,6 +117,9 @@ class RecordMaker:
         self._tokens += 1
         self._unfinished -= output.piece.finish is not None
         self.over = not self._unfinished
+        if self._ask.response:
+            yield from self._respond(output.generation, output.piece, created)
+            return
         if self._ask.stream:
             yield from self._stream(output.generation, output.choice, output.piece)
             return
@@ -122,6 +127,18 @@ class RecordMaker:
         if self.over:
             answer = self._gathering.answer(output.generation, created)
             yield Result(status=200, body=msgspec.Raw(msgspec.json.encode(answer)))
+
+    def _respond(self, generation: Generation, piece: Piece, created: int) -> Iterator[EngineRecord]:
+        if self._response is None:
+            self._response = ResponseWriter(None, self._ask, self._id, created)
+        if self._ask.stream:
+            for name, data in self._response.events(generation, piece):
+                yield NamedEvent(data=data.decode(), event=name)
+            return
+        self._response.add(0, piece)
+        if self.over:
+            body = msgspec.Raw(msgspec.json.encode(self._response.answer(generation)))
+            yield Result(status=200, body=body)
 
     def _stream(self, generation: Generation, choice: int, piece: Piece) -> Iterator[EngineRecord]:
         if self._tokens == 1:

@@ -55,6 +55,7 @@ class Manner:
         together: all choices of a request start at once.
         max_queued: how many sequences wait, unless it is told otherwise; None: any number.
         answers_while_loading: it listens before its model is there.
+        responses: it knows OpenAI's Responses.
         metrics: it has a metrics page; ``metrics_asked``: only when it is started with one.
     """
 
@@ -77,6 +78,7 @@ class Manner:
     together: bool = False
     max_queued: int | None = None
     answers_while_loading: bool = False
+    responses: bool = True
     metrics: bool = True
     metrics_asked: bool = False
     headers: tuple[tuple[str, str], ...] = ()
@@ -229,6 +231,7 @@ MANNERS: Final[dict[str, Manner]] = {
         finish_apart=False,
         knows_models=False,
         max_queued=0,
+        responses=False,
     ),
     "openai": Manner(_openai_body, _openai, _OPENAI_SAYS, early_head=True, metrics=False),
 }

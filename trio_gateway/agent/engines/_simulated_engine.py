@@ -13,7 +13,7 @@ import msgspec
 import trio
 
 from ... import __version__
-from ...contract import CHAT, COMPLETIONS
+from ...contract import CHAT, COMPLETIONS, RESPONSES
 from ...wire import EngineRecord
 from .._engine import EngineStatus, EngineStream, Rejected, Released, Work
 from ._simulated_answer import RecordMaker, failed_by_caller
@@ -21,6 +21,7 @@ from ._simulated_core import SimulatedCore
 from ._simulated_faults import Fault, FaultPlan, PlannedFault
 from ._simulated_generation import Generation, Limits, Output, Refusal, Speed
 from ._simulated_request import Ask, AskError, read_ask
+from ._simulated_responses import read_response_ask
 
 
 class Sink(Protocol):
@@ -177,7 +178,8 @@ class SimulatedEngine:
         await trio.lowlevel.checkpoint()
         try:
             ask = _ask_of(work)
-            stream = SimulatedStream(self, ask, f"chatcmpl-{work.request_id}-{work.attempt:02d}")
+            kind = "resp_" if ask.response else "chatcmpl-"
+            stream = SimulatedStream(self, ask, f"{kind}{work.request_id}-{work.attempt:02d}")
             stream.begin()
         except Refusal as refusal:
             raise Rejected(refusal.code) from None
@@ -187,7 +189,7 @@ class SimulatedEngine:
 
 
 def _ask_of(work: Work) -> Ask:
-    if work.operation not in (CHAT.name, COMPLETIONS.name):
+    if work.operation not in (CHAT.name, COMPLETIONS.name, RESPONSES.name):
         raise AskError(f"{work.operation} is not simulated")
     try:
         body: Any = msgspec.json.decode(work.body)
@@ -195,7 +197,10 @@ def _ask_of(work: Work) -> Ask:
         raise AskError("the body is not JSON") from None
     if not isinstance(body, dict):
         raise AskError("the body is no object")
-    return read_ask({**body, "model": work.model, "stream": work.stream}, chat=work.operation == CHAT.name)
+    body = {**body, "model": work.model, "stream": work.stream}
+    if work.operation == RESPONSES.name:
+        return read_response_ask(body)
+    return read_ask(body, chat=work.operation == CHAT.name)
 
 
 @final

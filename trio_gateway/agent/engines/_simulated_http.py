@@ -23,12 +23,19 @@ from ._simulated_generation import Output, Refusal
 from ._simulated_metrics import PAGES, log_of, metrics_page
 from ._simulated_reply import Reply, write_body, write_json
 from ._simulated_request import Ask, AskError, read_ask
+from ._simulated_responses import read_response_ask
 
 KEEP_ALIVE: Final = 5.0  # seconds, as all of them
 HEALTH_LIMIT: Final = 20.0  # seconds that SGLang gives its own token
 LOG_ENTRIES: Final = 100  # requests and steps that the log tells one by one, unless asked for more
 
-_GENERATING: Final = {"/v1/chat/completions": True, "/v1/completions": False}  # path to whether it is a chat
+_RESPONSES: Final = "/v1/responses"
+Reader = Callable[[dict[str, Any]], Ask]
+_GENERATING: Final[dict[str, Reader]] = {
+    "/v1/chat/completions": partial(read_ask, chat=True),
+    "/v1/completions": partial(read_ask, chat=False),
+    _RESPONSES: read_response_ask,
+}
 
 Route = Callable[[RequestHead, bytes], Awaitable[bytes]]
 
@@ -59,12 +66,15 @@ class SimulatedServer:
         self._in_use: set[str] = set()
         self._started = int(time.time())
         self._metrics = self._manner.metrics and (metrics or not self._manner.metrics_asked)
+        self._generating = {
+            path: read for path, read in _GENERATING.items() if self._manner.responses or path != _RESPONSES
+        }
         self._routes = self._table()
 
     @property
     def routes(self) -> set[str]:
         """Method and path of everything that it answers."""
-        generating = {f"POST {path}" for path in _GENERATING}
+        generating = {f"POST {path}" for path in self._generating}
         return generating | {f"{method} {path}" for method, path in self._routes}
 
     async def wait_answering(self) -> None:
@@ -96,8 +106,8 @@ class SimulatedServer:
 
     async def _answer(self, connection: EngineConnection, head: RequestHead, body: bytes) -> bool:
         """Answer one request; False if the connection can not be used again."""
-        if head.method == "POST" and head.path in _GENERATING:
-            return await self._generate(connection, head, body, chat=_GENERATING[head.path])
+        if head.method == "POST" and head.path in self._generating:
+            return await self._generate(connection, head, body, self._generating[head.path])
         route = self._routes.get((head.method, head.path))
         loading = self._kind == "llamacpp" and not self._engine.ready
         if loading and not head.path.startswith("/simulate/"):
@@ -115,10 +125,10 @@ class SimulatedServer:
     # -- generating
 
     async def _generate(
-        self, connection: EngineConnection, head: RequestHead, body: bytes, *, chat: bool
+        self, connection: EngineConnection, head: RequestHead, body: bytes, reader: Reader
     ) -> bool:
         try:
-            ask, answer_id = self._read(head, body, chat=chat)
+            ask, answer_id = self._read(head, body, reader)
         except AskError as error:
             connection.write(self._error(self._invalid(error)))
             await connection.flush()
@@ -161,7 +171,7 @@ class SimulatedServer:
         connection.abort()
         scope.cancel()
 
-    def _read(self, head: RequestHead, body: bytes, *, chat: bool) -> tuple[Ask, str]:
+    def _read(self, head: RequestHead, body: bytes, reader: Reader) -> tuple[Ask, str]:
         """Read a request and name its answer."""
         try:
             members: Any = msgspec.json.decode(body)
@@ -169,12 +179,12 @@ class SimulatedServer:
             raise AskError("The body is not valid JSON.") from None
         if not isinstance(members, dict):
             raise AskError("The body must be a JSON object.")
-        ask = read_ask(members, chat=chat)
+        ask = reader(members)
         if not self._manner.knows_models and ask.model not in self._engine.models:
             ask = replace(ask, model=self._engine.models[0])
-        return ask, self._name(head, members, chat=chat)
+        return ask, self._name(head, members, ask)
 
-    def _name(self, head: RequestHead, members: dict[str, Any], *, chat: bool) -> str:
+    def _name(self, head: RequestHead, members: dict[str, Any], ask: Ask) -> str:
         manner = self._manner
         given: object = members.get(manner.id_field) if manner.id_field else None
         in_header = head.header(manner.id_header) if manner.id_header else None
@@ -184,11 +194,14 @@ class SimulatedServer:
             given = f"{next(self._numbers):024x}"
         if manner.id_field == "rid" and given in self._in_use:
             raise AskError(f"Duplicate request ID detected: {given}")
-        prefix = manner.id_prefix if chat else manner.id_prefix.removeprefix("chat")
+        if ask.response:
+            return f"resp_{given}"
+        prefix = manner.id_prefix if ask.chat else manner.id_prefix.removeprefix("chat")
         return prefix + given
 
     def _invalid(self, error: AskError) -> Trouble:
-        return replace(self._manner.troubles["invalid"], message=str(error), param=error.param)
+        trouble = replace(self._manner.troubles["invalid"], message=str(error), param=error.param)
+        return trouble if error.status == 400 else replace(trouble, status=error.status)
 
     # -- everything else
 

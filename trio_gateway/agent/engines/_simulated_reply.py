@@ -15,6 +15,7 @@ from ._simulated_engine import SimulatedEngine
 from ._simulated_faults import Fault
 from ._simulated_generation import Generation, Output
 from ._simulated_request import Ask
+from ._simulated_responses import ResponseWriter
 
 _JSON: Final = "application/json"
 
@@ -50,8 +51,14 @@ class Reply:
         self._manner = manner
         self._ask = ask
         self._created = created
-        self._chunks = ChunkWriter(manner, ask, answer_id, created) if ask.stream else None
-        self._whole = Gathering(ask, answer_id, manner.reasoning_field)
+        self._whole: Gathering | ResponseWriter
+        self._chunks: ChunkWriter | ResponseWriter | None
+        if ask.response:
+            self._whole = writer = ResponseWriter(manner, ask, answer_id, created)
+            self._chunks = writer if ask.stream else None
+        else:
+            self._chunks = ChunkWriter(manner, ask, answer_id, created) if ask.stream else None
+            self._whole = Gathering(ask, answer_id, manner.reasoning_field)
         self._unfinished = ask.choices
         self._connection: EngineConnection | None = None
         self._head_sent = False

@@ -61,6 +61,7 @@ class Ask:
         seed: of everything it will be answered, but for the engine's own.
         salt: prompts of another salt share no memory with these.
         usage, running_usage: wanted at the end of a stream, and in every event.
+        response: a chat that is answered as OpenAI's Responses are.
     """
 
     model: str
@@ -79,6 +80,7 @@ class Ask:
     reasoning: int = 0
     shortest: int = 0
     faults: tuple[Fault, ...] = ()
+    response: bool = False
 
     @property
     def choices(self) -> int:
