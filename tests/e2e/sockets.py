@@ -13,7 +13,7 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -123,6 +123,7 @@ class TokenSocket:
         self.body = b""
         self.close: Closed | None = None
         self.answers_pings = True
+        self._said_goodbye = False
         self._buffer = bytearray()
         self._last_seq: dict[str, int] = {}
 
@@ -179,6 +180,7 @@ class TokenSocket:
 
     async def say_goodbye(self, code: int = 1000) -> Closed:
         """Close as one should, and wait for the answer and the end."""
+        self._said_goodbye = True
         await self.send_frame(CLOSE, close_payload(code))
         return await self.read_closed()
 
@@ -223,6 +225,9 @@ class TokenSocket:
             if found.opcode == PING and self.answers_pings:
                 await self.send_frame(PONG, found.payload)
             if found.opcode == CLOSE:
+                if not self._said_goodbye:
+                    with suppress(trio.BrokenResourceError, trio.BusyResourceError):
+                        await self.send_frame(CLOSE, found.payload[:2])
                 code = struct.unpack("!H", found.payload[:2])[0] if found.payload else 1005
                 self.close = Closed(code, found.payload[2:].decode())
                 raise SocketClosed

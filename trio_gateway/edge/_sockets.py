@@ -34,6 +34,7 @@ from ._websocket import CLOSE_WAIT, SocketLimits, WebSocket
 NO_AUTH: Final = 4408
 GOING_AWAY: Final = 1001
 _WILDCARD: Final = "*"
+_OUR_VERSION: Final = (("sec-websocket-version", "13"),)
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -200,11 +201,12 @@ class Sockets:
     def _judge(self, head: RequestHead) -> None:
         """Judge the handshake itself."""
         if not wants_upgrade(head):
-            raise Refused(Problem.of("upgrade_required", "this path speaks WebSocket"))
+            problem = Problem.of("upgrade_required", "this path speaks WebSocket", headers=_OUR_VERSION)
+            raise Refused(problem)
         fault = upgrade_fault(head)
         if fault is not None:
             code = "upgrade_required" if "version" in fault else "bad_framing"
-            raise Refused(Problem.of(code, fault, headers=(("sec-websocket-version", "13"),)))
+            raise Refused(Problem.of(code, fault, headers=_OUR_VERSION))
         if not self._may_come_from(head):
             raise Refused(Problem.of("origin_not_allowed", "pages of this origin may not open sockets here"))
 

@@ -76,6 +76,7 @@ class TokenStream:
         self._reader = EventReader(terms.max_event)
         self._ends = StreamEnds(operation)
         self._size = 0
+        self._sent_size = 0
         self._tokens = array("Q", [0])  # by number of a delta: of all up to it
         self._arrivals = Arrivals()
         self._joined: list[tuple[int, int]] = []  # deltas that stand for more events, and how many more
@@ -86,7 +87,7 @@ class TokenStream:
         self._last: tuple[str, Members] | None = None
         self._stage: tuple[str, Members] | None = None  # what was said last of how it goes
         self._begun = False
-        self._withdrawn = False
+        self._skips = False  # the rest of an event that was withdrawn follows
         self._cut = False
         self._settled = False
         self._moved = trio.lowlevel.ParkingLot()
@@ -131,7 +132,7 @@ class TokenStream:
         return self._figure + self._log.grants
 
     def delivered(self) -> tuple[int, int]:
-        """See ClientPort. Deltas and the last message, and bytes of events; what is acknowledged arrived."""
+        """See ClientPort. Deltas, and bytes of events in them; what is acknowledged has arrived."""
         self._arrivals.look(self._socket)
         number, size = self._arrivals.arrived
         return number + sum(more for seq, more in self._joined if seq <= number), size
@@ -172,7 +173,10 @@ class TokenStream:
     def withdraw(self) -> None:
         """See ClientPort."""
         self._log.drop_waiting()
-        self._withdrawn = True
+        self._size = self._sent_size
+        del self._tokens[self._log.last + 1 :]
+        self._joined = [(seq, more) for seq, more in self._joined if seq <= self._log.last]
+        self._skips = self._reader.half_read
 
     def respond(self, problem: Problem, extra: dict[str, object] | None) -> None:
         """See ClientPort."""
@@ -216,12 +220,16 @@ class TokenStream:
         if data.startswith(_FAREWELL):
             kind, members = msgspec.json.decode(data[len(_FAREWELL) :])
             self._end(kind, members)
-        elif data.startswith(b"{") and not self._withdrawn:
-            chunk = as_text(data)
+            if self.tally is not None:
+                self.tally.own_events -= 1  # the last message is no delta
+        elif self._skips:
+            self._skips = False
+        elif data.startswith(b"{"):
+            chunk, before = as_text(data), self._ends.tokens
             self._ends.take(chunk, 1 + more)
             self._size += len(data)
-            self._tokens.append(self._ends.tokens)
-            self._log.add(chunk, self._ends.tokens, self._size)
+            self._tokens.append(self._tokens[-1] + self._ends.tokens - before)
+            self._log.add(chunk, self._tokens[-1], self._size)
             if more:
                 self._joined.append((self._log.last, more))
 
@@ -254,8 +262,8 @@ class TokenStream:
         delta = self._log.take()
         if delta is None:
             return None
-        number, size = (delta.seq, delta.size) if delta.seq else (self._log.sent + 1, self._size)
-        self._arrivals.take(number, size, len(delta.chunk))
+        self._arrivals.take(delta.seq, delta.size, len(delta.chunk))
+        self._sent_size = delta.size or self._sent_size
         if not self._pool.left:
             self._log.shed()  # whoever loses the socket now can not come back for it
         self._count_kept()

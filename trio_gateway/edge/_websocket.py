@@ -91,7 +91,7 @@ class WebSocket:
         self._close_by = math.inf
         self._last_acknowledged = 0
         self._full = False  # the socket took no more when it was lost
-        self._pulse = _Pulse(limits, trio.current_time())
+        self._pulse = Pulse(limits, trio.current_time())
         self._taken = -1
         self._taken_at = math.inf  # while bytes wait: when some were taken last
         self.heard = trio.current_time()
@@ -363,7 +363,7 @@ class WebSocket:
         return self._taken_at + self._limits.stall_timeout + STALL_MARGIN
 
 
-class _Pulse:
+class Pulse:
     """When a socket is pinged, and whether its silence still fits a client that is there.
 
     A client that reads slowly finds a ping behind all that it has not read yet. So its time begins when its

@@ -42,6 +42,11 @@ class EventReader:
         """Whether all bytes fed so far belong to whole blocks, and the start of the stream is past."""
         return not self._rest and not self._at_start and not self._after_cr
 
+    @property
+    def half_read(self) -> bool:
+        """Whether some bytes wait for the rest of their block."""
+        return bool(self._rest)
+
     def feed(self, data: bytes) -> list[Event]:
         """Take in bytes and answer the events that they complete."""
         if self.too_large:
