@@ -277,8 +277,8 @@ def _flood(gateway: peers.Gateway, calm: Calm, options: Options) -> Report:
         f"{calm.watching_ns / 1e9:.0%}; client {told['own_cpu_ns'] / told['wall_ns']:.0%}"
     )
     report.notes.append(
-        f"without a core because the machine was busy, the gateway was {robbed / told['wall_ns']:.1%} of the flood, "
-        f"{calm.robbed:.1%} of the calm; if these differ much, what the flood shows is the machine's"
+        f"without a core because the machine was busy, the gateway was {robbed / told['wall_ns']:.1%} of the "
+        f"flood, {calm.robbed:.1%} of the calm; if these differ much, what the flood shows is the machine's"
     )
     report.raw = {"calm": vars(calm), "flood": told, "samples": watch.samples}
     return report
