@@ -82,6 +82,7 @@ class HttpPeer:
     """An `HttpClient`, and a raw client on the other side of a real connection."""
 
     def __init__(self, port: HttpClient, raw: RawClient) -> None:
+        self.http = port
         self.port: ClientPort = port
         self._raw = raw
 
@@ -104,7 +105,7 @@ class HttpPeer:
 
 
 @asynccontextmanager
-async def _over_tcp(nursery: trio.Nursery) -> AsyncIterator[Peer]:
+async def over_tcp(nursery: trio.Nursery) -> AsyncIterator[HttpPeer]:
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
     async with listener:
@@ -127,7 +128,7 @@ async def peer(request: pytest.FixtureRequest) -> AsyncIterator[Peer]:
         if request.param == "recording":
             yield RecordingPeer()
             return
-        async with trio.open_nursery() as nursery, _over_tcp(nursery) as http:
+        async with trio.open_nursery() as nursery, over_tcp(nursery) as http:
             yield http
 
 
