@@ -35,7 +35,8 @@ class GatewayProcess:
     @property
     def address(self) -> Address:
         """Where clients connect."""
-        return parse_address(self.lines[0]["public"][0])
+        (line,) = (line for line in self.lines if line["event"] == "listening")
+        return parse_address(line["public"][0])
 
     async def connect(self, *, receive_buffer: int | None = None) -> RawClient:
         """Connect a client."""

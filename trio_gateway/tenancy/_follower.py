@@ -135,13 +135,14 @@ class Follower(Generic[T]):
             if reason not in self._ignored:
                 self._log.write("warning", "entry_ignored", reason=reason)
         self._stored, self._ignored = stored, ignored
-        self._log.write(
-            "info",
-            "tenants_read",
-            revision=stored.revision,
-            tenants=len(stored.tenants),
-            keys=len(stored.keys),
-        )
+        if stored.revision:  # else the database is there for records alone
+            self._log.write(
+                "info",
+                "tenants_read",
+                revision=stored.revision,
+                tenants=len(stored.tenants),
+                keys=len(stored.keys),
+            )
         return built
 
     def _be_well(self) -> None:
