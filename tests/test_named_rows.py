@@ -24,7 +24,6 @@ PACKAGE: Final = ROOT / "trio_gateway"
 NO_WITNESS: Final = {"docs", "config", "conformance"}
 
 RESERVED: Final = {
-    "upgrade_required": "WebSocket routes",
     "operator_cancelled": "an admin endpoint that acts",
 }
 

@@ -24,12 +24,13 @@ PROMISED = {
     (
         400,
         INVALID,
-    ): "invalid_json invalid_value missing_field field_not_allowed bad_framing context_length_exceeded",
+    ): "invalid_json invalid_value missing_field field_not_allowed bad_framing context_length_exceeded "
+    "websocket_stream_limit_reached",
     (401, "authentication_error"): "invalid_api_key",
-    (403, "permission_error"): "model_not_allowed priority_not_allowed",
+    (403, "permission_error"): "model_not_allowed priority_not_allowed origin_not_allowed",
     (404, INVALID): "model_not_found unknown_route request_not_found",
     (405, INVALID): "method_not_allowed",
-    (408, INVALID): "request_timeout",
+    (408, INVALID): "request_timeout client_stalled",
     (409, INVALID): "request_cancelled",
     (413, INVALID): "request_too_large",
     (415, INVALID): "unsupported_media_type",
@@ -55,6 +56,8 @@ def test_the_codes_are_those_that_are_promised() -> None:
 
 # What the same request may find changed when it comes again.
 MAY_HELP = {
+    "client_stalled",
+    "websocket_stream_limit_reached",
     "request_timeout",
     "rate_limit_exceeded",
     "queue_full",

@@ -89,6 +89,7 @@ async def test_every_route_has_the_listed_methods_and_no_others() -> None:
                         "missing_field",
                         "unsupported_media_type",
                         "request_not_found",
+                        "upgrade_required",
                     )
 
 

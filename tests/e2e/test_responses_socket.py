@@ -337,6 +337,7 @@ async def test_a_plain_get_has_to_upgrade_and_other_methods_are_named() -> None:
     async with open_engine(speak) as engine, serving(engine, tenants=KEYED) as gateway:
         plain = await gateway.get("/v1/responses")
         assert (plain.status, plain.header("upgrade")) == (426, "websocket")
+        assert error_code(plain) == "upgrade_required"
         head = await gateway.fetch("DELETE", "/v1/responses")
         assert (head.status, head.header("allow")) == (405, "POST, GET")
         old = [(name, "12" if name.endswith("version") else value) for name, value in UPGRADE]
