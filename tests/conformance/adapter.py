@@ -66,6 +66,9 @@ SETTINGS: Final = (
     ("health_interval_ms", "probes", "interval", 0.001),
     ("health_timeout_ms", "probes", "timeout", 0.001),
     ("health_fail_k", "probes", "failures", 1),
+    ("ws_max_message_bytes", "websocket", "max_message_bytes", 1),
+    ("ws_ping_interval_ms", "websocket", "ping_interval", 0.001),
+    ("ws_ping_timeout_ms", "websocket", "ping_timeout", 0.001),
 )
 KINDS: Final = {"ndjson-worker": "agent"}
 AGENT_PATIENCE: Final = 20.0  # seconds until a worker that was started is listed
@@ -131,9 +134,9 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
     )
     dialects = frozenset({"openai", "ollama", "ndjson-worker"})
     features = frozenset(
-        {"admin", "auth", "client_timeout", "ipv6", "models", "signal", "tenants", "tls", "unix"}
+        {"admin", "auth", "client_timeout", "ipv6", "models", "signal", "tenants", "tls", "unix", "ws"}
     )
-    paths: Final = {"/health": "/livez", "/healthz": "/livez"}
+    paths: Final = {"/health": "/livez", "/healthz": "/livez", "/v1/ws": "/v1/tokens"}
     headers: Final = {"x-request-timeout-ms": "x-gateway-timeout-ms"}
 
     def __init__(self, workdir: str) -> None:
@@ -162,6 +165,11 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
         except (OSError, http.client.HTTPException):
             return {}
         return translate(json.loads(body)) if status == 200 else {}
+
+    def ws_request(self, msg: dict[str, Any]) -> dict[str, Any]:
+        """Say a request for a stream as the token protocol has it."""
+        body = {key: value for key, value in msg.items() if key not in ("type", "id")}
+        return {"type": "generate", "stream_id": msg.get("id", "r0"), "body": body}
 
     # -- workers at run time
 

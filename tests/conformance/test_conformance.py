@@ -48,6 +48,7 @@ KINDS: Final = (
     "admission",
     "metrics-usage",
     "secrets",
+    "websocket",
 )
 # What the runner cannot ask this gateway yet, and why; any other case that it cannot ask is a failure.
 NOT_ASKED: Final = {
