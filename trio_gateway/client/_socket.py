@@ -137,7 +137,7 @@ class WebSocketDial:
             try:
                 stream = _WatchedStream(await self._connect())
             except (OSError, trio.BrokenResourceError) as exc:
-                return SocketLost(UNREACHABLE, f"the gateway can not be reached: {exc}")
+                return SocketLost(UNREACHABLE, f"the gateway can not be reached: {exc.__cause__ or exc}")
         if stream is None:
             return SocketLost(UNREACHABLE, "the gateway can not be reached: connecting takes too long")
         try:
