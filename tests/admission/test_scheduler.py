@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
@@ -283,6 +284,12 @@ def test_who_leaves_without_being_placed_does_not_move_its_line() -> None:
     assert left.tier == 0
 
 
+def test_a_group_does_not_let_go_of_one_that_is_not_in_it() -> None:
+    group: Group[Waiting] = Group(WEIGHTS.__getitem__)
+    with pytest.raises(KeyError):
+        group.remove(Waiting("a"))
+
+
 def test_a_line_that_was_empty_begins_anew() -> None:
     queue = scheduler()
     waiter = Waiting("a", number=0)
@@ -552,6 +559,19 @@ def test_two_tenants_that_wait_are_never_further_apart_than_twice_what_runs_at_a
                     watched(other, used, used)
                 for _ in range(30):
                     ended(0)
+
+
+def test_one_whose_bound_is_just_its_share_gets_all_of_it() -> None:
+    host, dice = Host(10, {"d": 5}), random.Random(1)
+    now, ends = 0, dict[int, int]()  # a token takes each slot as long
+    for _ in range(4000):
+        for tenant in "ad":
+            while host.queue.depth_of(tenant) < 5:
+                host.comes(tenant, 15, dice.randint(5, 25))
+        jobs = [job for job, _ in host.running]
+        now = min(ends.setdefault(job.number, now + job.used) for job in jobs)
+        host.ends(next(at for at, job in enumerate(jobs) if ends[job.number] == now))
+    assert host.served["d"] / host.served["a"] == pytest.approx(1.0, abs=0.02)
 
 
 def _expect_fair(host: Host, most: float, tenants: set[str]) -> None:

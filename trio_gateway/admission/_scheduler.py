@@ -61,7 +61,8 @@ class Group(Generic[W]):
     The paper has one model, and no tenant that waits though there is room. Here only those
     are a measure for who comes that wait for the same model. One with a bound of its
     own is served less for it: while it is set aside it is nobody's measure, and when it is taken
-    back it is lifted as if it had been idle. If no measure waits, nobody starts below any of
+    back it is lifted as if it had been idle, but for what it has open: else one whose bound is
+    just its share would lose a little each time. If no measure waits, nobody starts below any of
     whom a request for the model was placed, the virtual time of start-time fair queueing (Goyal
     et al., SIGCOMM 1996): the one that was served most may never have waited, or be set aside.
     """
@@ -149,7 +150,7 @@ class Group(Generic[W]):
             self._aside.discard(tenant)
             floors = [floor for model in self._lines[tenant] if (floor := self._floor(model)) is not None]
             if floors:
-                self._raise(tenant, min(floors))
+                self._raise(tenant, min(floors) - self._open.get(tenant, 0.0))
             self._put_in(tenant)
 
     def has_line(self, tenant: str, model: str) -> bool:
