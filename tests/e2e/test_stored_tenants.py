@@ -296,7 +296,8 @@ async def test_a_database_that_stops_leaves_keys_as_they_were_and_counts_when_it
                 assert (await gateway.ask(chat_request(key=key))).status == 200
             assert (await gateway.ask(chat_request(key="unknown"))).status == 401
         finally:
-            await trio.to_thread.run_sync(postgres.start)
+            with trio.move_on_after(LIMIT, shield=True):
+                await trio.to_thread.run_sync(postgres.start)
         await operator.run("keys", "revoke", "k1")
         await until_status(gateway, keys[0], 401)
         assert (await gateway.ask(chat_request(key=keys[1]))).status == 200
