@@ -468,6 +468,7 @@ class Gateway:
             settled=self._settled,
             bug=self.report_bug,
             rates=self.rates,
+            tokens_of=self.admission.tokens_of,
         )
 
     def _make_generator(self, parts: Parts) -> Generator:

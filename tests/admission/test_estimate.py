@@ -51,6 +51,15 @@ def test_a_recording_is_no_text() -> None:
     assert Estimates().tokens(asking(operation=TRANSCRIPTIONS, choices=0, size=10**7)) == (0.0, 0.0)
 
 
+def test_the_bytes_of_a_text_are_taken_for_tokens_as_those_of_prompts() -> None:
+    estimates = Estimates()
+    assert estimates.tokens_of("m1", 40) == 10.0
+    for _ in range(500):
+        estimates.observe(asking(model="m1", size=200), 100, 20)
+    assert estimates.tokens_of("m1", 40) == pytest.approx(20.0)
+    assert estimates.tokens_of("m2", 40) == 10.0
+
+
 def test_bytes_a_token_and_lengths_are_learnt_for_each_model_alone() -> None:
     estimates = Estimates()
     for _ in range(500):

@@ -240,7 +240,9 @@ class Rig:
             if record.tenant == "t1" and record.outcome != "refused":
                 cost["requests"] += 1
                 if record.worker is not None:
-                    prompt = EXPECTED[0] if record.tokens_prompt is None else record.tokens_prompt
+                    prompt = record.tokens_prompt
+                    if prompt is None or record.prompt_source == "estimated":
+                        prompt = EXPECTED[0]
                     cost["tokens"] += prompt + (record.tokens_generated or 0)
         used = {
             standing.kind: standing.limit - standing.remaining

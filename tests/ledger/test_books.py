@@ -145,7 +145,13 @@ def test_tokens_are_counted_by_who_pays_for_what() -> None:
     tally = Tally()
     tally.usage = Usage(7, 3, 40)
     books = settled(Outcome.COMPLETED, tally)
-    kinds = {"prompt": 7, "generated": 40, "delivered": 40}
+    kinds = {"prompt": 7, "generated": 40, "delivered": 40, "acknowledged": 0}
+    assert books.tokens == {("acme", "m", kind): count for kind, count in kinds.items()}
+    tally.commit(110.0)
+    tally.events = tally.content_events = 20
+    tally.events_delivered, tally.acknowledged = 10, 5
+    books = settled(Outcome.CLIENT_GONE, tally)
+    kinds |= {"delivered": 20, "acknowledged": 10, "queued": 20}
     assert books.tokens == {("acme", "m", kind): count for kind, count in kinds.items()}
     assert sum(settled(Outcome.REFUSED).tokens.values()) == 0
 

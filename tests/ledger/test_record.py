@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.ledger.making import make_record
-from trio_gateway.contract import Ending, Outcome, Phase
+from tests.ledger.making import make_record, make_request
+from trio_gateway.contract import EMBEDDINGS, TRANSCRIPTIONS, Ending, Outcome, Phase
 from trio_gateway.errors import Problem
 from trio_gateway.ledger import Tally
 from trio_gateway.wire import StreamRelay, StreamShape, Usage
 
+GONE = Ending(Outcome.CLIENT_GONE)
 REFUSED = Ending(Outcome.REFUSED, Problem.of("queue_timeout", "no"))
 
 
@@ -109,10 +110,63 @@ def tokens_of(tally: Tally, *, outcome: Outcome = Outcome.CLIENT_GONE) -> tuple[
     return (record.tokens_generated, record.tokens_delivered, record.usage_source)
 
 
-def test_without_content_nobody_knows_of_tokens() -> None:
-    record = make_record()
-    assert (record.tokens_prompt, record.tokens_cached) == (None, None)
-    assert tokens_of(Tally()) == (None, None, "none")
+def asked() -> Tally:
+    """What is known when an engine was asked and has said nothing yet."""
+    tally = Tally()
+    tally.asked = True
+    return tally
+
+
+def test_where_no_engine_was_asked_nothing_was_used() -> None:
+    record = make_record(REFUSED, size=4000)
+    assert (record.tokens_prompt, record.tokens_cached, record.prompt_source) == (0, None, "none")
+    assert tokens_of(Tally()) == (0, 0, "none")
+
+
+def test_where_an_engine_was_asked_and_said_nothing_the_prompt_is_estimated() -> None:
+    record = make_record(GONE, asked(), size=4001)
+    assert (record.tokens_prompt, record.tokens_cached, record.prompt_source) == (1001, None, "estimated")
+    assert tokens_of(asked()) == (0, 0, "estimated")
+
+
+def test_prompt_and_answer_may_be_counted_by_different_ones() -> None:
+    tally = asked()
+    tally.usage = Usage(prompt=7)
+    tally.events = tally.content_events = 2
+    record = make_record(GONE, tally)
+    assert (record.tokens_prompt, record.prompt_source) == (7, "engine")
+    assert (record.tokens_generated, record.usage_source) == (2, "estimated")
+    tally.usage = Usage(generated=9)
+    record = make_record(GONE, tally, size=80)
+    assert (record.tokens_prompt, record.prompt_source) == (20, "estimated")
+    assert (record.tokens_generated, record.usage_source) == (9, "engine")
+
+
+def test_a_whole_answer_without_usage_is_estimated_by_its_size() -> None:
+    tally = asked()
+    tally.answer_bytes = 401
+    record = make_record(tally=tally, stream=False)
+    assert (record.tokens_generated, record.tokens_delivered, record.usage_source) == (101, 101, "estimated")
+    cut = make_record(GONE, tally, stream=False)
+    assert (cut.tokens_generated, cut.tokens_delivered, cut.usage_source) == (101, 0, "estimated")
+
+
+def test_the_estimate_is_that_of_the_model() -> None:
+    record = asked().record(
+        make_request(size=100), GONE, "boot", 130.0, 1000.0, lambda model, size: size / len(model)
+    )
+    assert record.tokens_prompt == 100
+
+
+def test_an_operation_that_generates_nothing_has_no_count_of_it() -> None:
+    record = make_record(tally=asked(), operation=EMBEDDINGS, size=40)
+    assert (record.tokens_prompt, record.prompt_source) == (10, "estimated")
+    assert (record.tokens_generated, record.tokens_delivered, record.usage_source) == (None, None, "none")
+
+
+def test_nobody_can_tell_the_tokens_of_a_recording_by_its_bytes() -> None:
+    record = make_record(tally=asked(), operation=TRANSCRIPTIONS, size=40_000)
+    assert (record.tokens_prompt, record.prompt_source) == (None, "none")
 
 
 def test_the_engine_s_usage_counts() -> None:
@@ -124,7 +178,7 @@ def test_the_engine_s_usage_counts() -> None:
 
 
 def test_events_with_content_are_the_estimate_where_usage_is_missing() -> None:
-    tally = Tally()
+    tally = asked()
     tally.usage = Usage(prompt=7)
     tally.events, tally.content_events, tally.events_delivered = 6, 5, 4
     assert tokens_of(tally) == (5, 3, "estimated")  # the one without content came first
@@ -155,16 +209,26 @@ def test_an_answer_without_events_that_did_not_complete_delivered_nothing() -> N
     silent=st.integers(0, 3),
     delivered=st.integers(0, 1010),
     outcome=st.sampled_from(Outcome),
+    worked=st.booleans(),
+    answer=st.integers(0, 1000),
 )
 def test_never_more_is_delivered_than_was_generated(
-    usage: Usage | None, events: int, silent: int, delivered: int, outcome: Outcome
+    usage: Usage | None,
+    events: int,
+    silent: int,
+    delivered: int,
+    outcome: Outcome,
+    worked: bool,
+    answer: int,
 ) -> None:
     tally = Tally()
+    tally.asked, tally.answer_bytes = worked, answer
     tally.usage, tally.events, tally.events_delivered = usage, events, delivered
     tally.content_events = max(events - silent, 0)
     generated, reached, source = tokens_of(tally, outcome=outcome)
-    assert (generated is None) is (reached is None) is (source == "none")
-    assert generated is None or 0 <= reached <= generated
+    assert 0 <= reached <= generated
+    assert (source == "engine") is (usage is not None and usage.generated is not None)
+    assert source == "engine" or (source == "estimated") is worked
 
 
 # Counting attempts ------------------------------------------------------------------------------------------
@@ -197,6 +261,7 @@ def test_numbers_of_the_client_s_side_are_written_as_they_are() -> None:
     tally = Tally()
     tally.events_delivered, tally.bytes_delivered, tally.dropped = 4, 999, 2
     tally.worker, tally.attempts, tally.status = "gpu-0", 2, 200
+    tally.events = tally.content_events = 4
     record = make_record(tally=tally)
     assert (record.events_delivered, record.bytes_delivered, record.events_dropped) == (4, 999, 2)
     assert (record.worker, record.attempts, record.status) == ("gpu-0", 2, 200)

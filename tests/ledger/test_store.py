@@ -15,6 +15,7 @@ from tests.ledger.databases import rows_at
 from tests.ledger.making import make_record, make_request
 from trio_gateway.contract import Ending, Outcome
 from trio_gateway.database import RowsRefused, StoreFailed
+from trio_gateway.database.sql import Database
 from trio_gateway.errors import Problem
 from trio_gateway.ledger import Record, UsageRow
 from trio_gateway.ledger._rows import (
@@ -26,7 +27,7 @@ from trio_gateway.ledger._rows import (
     rows_of,
     settled_line,
 )
-from trio_gateway.ledger._store import VERSION, Store
+from trio_gateway.ledger._store import _STEPS, VERSION, Store
 
 NOVEMBER = 1_793_491_200.0  # 2026-11-01T00:00:00Z
 DAY = 86_400.0
@@ -206,7 +207,7 @@ def test_usage_is_summed_up_by_any_dimensions_and_within_any_time(url: str) -> N
     write(
         store,
         settled("a", **counts),
-        settled("b", **counts, outcome="client_gone", usage_source="estimated"),
+        settled("b", **counts, outcome="client_gone", prompt_source="estimated"),
         settled("c", **counts, tenant="beta", arrived_at=NOVEMBER + DAY, tokens_acknowledged=1),
         settled("d", key_id=None, arrived_at=NOVEMBER - 0.001),
         accepted("e"),
@@ -275,6 +276,27 @@ def test_gateways_that_start_at_once_make_one_set_of_tables(url: str) -> None:
     assert not failures
     assert len(rows_at(url)) == 5
     assert rows_at(url, "SELECT * FROM schema_version") == [{"part": "exchanges", "version": VERSION}]
+
+
+def test_a_database_of_an_older_version_gets_what_it_lacks(url: str) -> None:
+    older = Database(url, "exchanges", _STEPS[:1])
+    with older.writing() as connection:
+        connection.execute(
+            sa.text(
+                "INSERT INTO exchanges (exchange_id, gateway_id, boot_id, tenant, operation, model, stream,"
+                " tier, arrived_at, day)"
+                " VALUES ('old', 'g1', 'b0', 'a', 'o', 'm', :stream, 't', 1.0, '1970-01-01')"
+            ),
+            {"stream": True},
+        )
+    older.close()
+    store = Store(url)
+    write(store, settled())
+    assert store.close_crashed(["g1"], "b1", NOVEMBER) == 1
+    store.close()
+    rows = {row["exchange_id"]: row for row in rows_at(url)}
+    assert (rows["old"]["outcome"], rows["old"]["prompt_source"]) == ("gateway_crashed", "none")
+    assert rows["x1"]["outcome"] == "completed"
 
 
 def test_a_database_of_a_newer_version_is_left_alone(url: str) -> None:

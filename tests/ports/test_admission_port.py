@@ -174,7 +174,9 @@ async def test_an_engine_that_may_still_be_working_keeps_the_slot_for_a_while(
 ) -> None:
     async with opening() as door:
         lease = await lease_of(door)
+        assert not lease.engine_asked
         lease.engine_started("attempt")
+        assert lease.engine_asked
         result = wait_for(door.admission.enter(make_request()), nursery)
         with lease:
             pass
@@ -186,6 +188,7 @@ async def test_an_engine_that_may_still_be_working_keeps_the_slot_for_a_while(
         assert not isinstance(found, Problem)
         found.engine_started("attempt")
         found.engine_done()
+        assert found.engine_asked
         with found:
             pass
         assert door.left_over() == []

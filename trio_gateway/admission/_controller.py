@@ -134,6 +134,7 @@ class Lease:
         self.counted_at: Final = counted_at  # pool and tier
         self.since: Final = trio.current_time()
         self._engine_busy = False
+        self._engine_asked = False
         self._state = "held"
         self.attempt_id = ""  # of the attempt that is made with it
 
@@ -142,9 +143,14 @@ class Lease:
         """See LeasePort."""
         return self._worker
 
+    @property
+    def engine_asked(self) -> bool:
+        """See LeasePort."""
+        return self._engine_asked
+
     def engine_started(self, attempt_id: str) -> None:
         """See LeasePort."""
-        self._engine_busy = True
+        self._engine_busy = self._engine_asked = True
         self.attempt_id = attempt_id
 
     def engine_done(self) -> None:
@@ -380,6 +386,10 @@ class Admission:
     def probable_tokens(self, request: InternalRequest) -> tuple[float, float]:
         """Tokens of the prompt and of the answer that a request will probably have, by what was learnt."""
         return self._estimates.tokens(request)
+
+    def tokens_of(self, model: str, size: int) -> float:
+        """Tokens that so many bytes of text for or from a model probably are, by what was learnt."""
+        return self._estimates.tokens_of(model, size)
 
     def refund(self, ticket: Ticket) -> None:
         """Take back what a placement was charged: nothing came of it."""

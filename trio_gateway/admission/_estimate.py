@@ -48,6 +48,10 @@ class Estimates:
         model = self._models.get(request.model) or _Model()
         return self._prompt(request, model), self._output(request, model)
 
+    def tokens_of(self, model: str, size: int) -> float:
+        """Tokens that so many bytes of a body probably are."""
+        return size / (self._models.get(model) or _Model()).ratio
+
     @staticmethod
     def _prompt(request: InternalRequest, model: _Model) -> float:
         return 0.0 if request.operation.multipart else request.size / model.ratio  # a recording is no text

@@ -101,6 +101,10 @@ class LeasePort(Protocol):
     def worker(self) -> Worker:
         """The worker whose slots are held."""
 
+    @property
+    def engine_asked(self) -> bool:
+        """Whether a request was on its way to the engine: it may have worked on it."""
+
     def engine_started(self, attempt_id: str) -> None:
         """From now on the engine may be working on an attempt: leaving means draining."""
 

@@ -302,7 +302,7 @@ class TokenStream:
         sent, tally = self._tokens[self._log.sent], self.tally
         if tally is None:
             return {"generated": sent, "delivered": sent, "acknowledged": None}
-        generated = max(tally.tokens_generated()[0] or 0, self._ends.tokens)
+        generated = max(tally.tokens_generated()[0], self._ends.tokens)
         whole = self._last is not None and self._last[0] == "done"
         delivered = generated if whole else tally.tokens_in(sent)
         acknowledged = tally.acknowledged

@@ -162,6 +162,7 @@ class Attempt:
         worker, began = lease.worker, trio.current_time()
         self._worker = worker
         self._parts.fleet.attempted(worker)
+        failure: Failure | None = None
         with lease:
             try:
                 with trio.CancelScope() as scope:
@@ -174,6 +175,7 @@ class Attempt:
                     self._report(failure, worker, began)
             finally:
                 self._scope = None
+                self._tally.asked |= lease.engine_asked and (failure is None or failure.executed)
         return failure
 
     def _report(self, failure: Failure, worker: Worker, began: float) -> None:
@@ -271,6 +273,7 @@ class Attempt:
         self, body: bytes, usage: Usage | None, worker: Worker, text_type: str | None
     ) -> None:
         self._tally.usage = usage
+        self._tally.answer_bytes = len(body)
         self._parts.fleet.output(worker, self._request)
         self._tally.commit(trio.current_time())
         self._delivery.begin_sized(

@@ -30,7 +30,7 @@ from ..contract import (
 )
 from ..errors import ClientGone, Problem, Refused
 from ..flow import ByteChannel, RequestScope
-from ..ledger import Books, Record, Tally
+from ..ledger import Books, Record, Tally, TokensOf, four_bytes_each
 from ..tenancy import RateBook
 from ..wire import DeltaJoiner, failed_chunk
 from ._attempt import Attempt, AttemptParts
@@ -80,6 +80,7 @@ class Parts:
         settled: takes the record, once per accepted exchange.
         bug: takes an exception that should not have happened.
         rates: of tenants and keys; by default nobody has any.
+        tokens_of: estimates tokens, where no engine counts them.
         accepted: told of each exchange that gets a place, before anything follows from it; by raising
             Refused it has the place given back.
     """
@@ -93,6 +94,7 @@ class Parts:
     settled: Callable[[Record], None]
     bug: Callable[[str, BaseException], None]
     rates: RatesPort = field(default_factory=RateBook)
+    tokens_of: TokensOf = four_bytes_each
     accepted: Callable[[InternalRequest], None] = lambda request: None
 
 
@@ -392,7 +394,7 @@ class Exchange:
             "request_id": self.request.exchange_id,
             "outcome": ending.outcome.value,
             "phase": self.tally.phase().value,
-            "tokens_delivered": self.tally.tokens_delivered(whole=False) or 0,
+            "tokens_delivered": self.tally.tokens_delivered(),
             "retryable": ending.problem is not None and not ending.problem.final and not self.tally.committed,
         }
 
@@ -444,9 +446,12 @@ class Exchange:
             return
         self._ticket.leave()
         now = trio.current_time()
-        record = self.tally.record(self.request, ending, parts.boot_id, now, parts.attempts.wall())
+        record = self.tally.record(
+            self.request, ending, parts.boot_id, now, parts.attempts.wall(), parts.tokens_of
+        )
         self._settle_charge(record)
-        self._ticket.served(record.tokens_prompt, record.tokens_generated)
+        # What was not counted teaches nothing.
+        self._ticket.served(_counted_prompt(record), record.tokens_generated or None)
         parts.books.settle(record, waiting=self._waiting)
         parts.settled(record)
 
@@ -457,10 +462,8 @@ class Exchange:
             return
         if record.outcome == Outcome.REFUSED.value:
             charge.refund()
-        elif record.worker is None:
-            charge.settle(0, 0)
         else:
-            charge.settle(record.tokens_prompt, record.tokens_generated or 0)
+            charge.settle(_counted_prompt(record), record.tokens_generated or 0)
 
     def _fall_apart(self) -> None:
         """Let go of the parts that know this exchange: in a circle the body would outlive its answer.
@@ -474,3 +477,8 @@ class Exchange:
         """The clock: do what is due, and answer when to look again."""
         due = self._delivery.look(now)
         return due if self._attempt is None else min(due, self._attempt.look(now))
+
+
+def _counted_prompt(record: Record) -> int | None:
+    """Tokens of the prompt, if an engine counted them, or 0 if none was asked; None: they are a guess."""
+    return None if record.prompt_source == "estimated" else record.tokens_prompt

@@ -50,6 +50,16 @@ class Failure:
     retry_after: float | None = None
     signal: str = ""
 
+    @property
+    def executed(self) -> bool:
+        """Whether the engine may have worked on the request before it failed."""
+        if self.way is Way.NOWHERE:
+            return self.reason not in _JUDGED
+        return self.way is Way.ONCE and self.signal != "model_load_failed"
+
+
+_JUDGED: Final = frozenset({"invalid", "credentials", "deadline", "out_of_memory"})  # before any work
+
 
 def of_transport(failure: UpstreamFailed) -> Failure:
     """Judge an attempt that got no readable answer."""

@@ -8,7 +8,7 @@ them into the database (`_store`).
 from ._books import Books, conservation_errors
 from ._histogram import LAG_BOUNDS, Histogram
 from ._ledger import Ledger, LedgerSettings, read_usage
-from ._record import EventMarks, Record, Tally
+from ._record import EventMarks, Record, Tally, TokensOf, four_bytes_each
 from ._replay import LogPort
 from ._rows import DIMENSIONS, GATEWAY_CRASHED, KINDS, UsageRow
 from ._usage_page import FORMATS, parse_dimensions, parse_moment, usage_page
@@ -27,8 +27,10 @@ __all__ = [
     "LogPort",
     "Record",
     "Tally",
+    "TokensOf",
     "UsageRow",
     "conservation_errors",
+    "four_bytes_each",
     "parse_dimensions",
     "parse_moment",
     "read_usage",

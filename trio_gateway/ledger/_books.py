@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from ..contract import Outcome
+from ..contract import Outcome, Phase
 from ..errors import CODES
 from ._histogram import LAG_BOUNDS, Histogram
 from ._record import Record
@@ -84,8 +84,11 @@ class Books:
         outcome = record.outcome
         self.outcomes[outcome] += 1
         self.requests[(record.operation, record.model, record.tenant, outcome)] += 1
-        for kind in ("prompt", "generated", "delivered"):
+        for kind in ("prompt", "generated", "delivered", "acknowledged"):
             self.tokens[(record.tenant, record.model, kind)] += getattr(record, f"tokens_{kind}") or 0
+        if record.phase == Phase.AFTER_CONTENT:
+            undelivered = (record.tokens_generated or 0) - (record.tokens_delivered or 0)
+            self.tokens[(record.tenant, record.model, "queued")] += undelivered
         if outcome in _FAILURES:
             self.failures[(record.phase, _label(record.code or outcome))] += 1
         elif outcome in _CANCELLATIONS:

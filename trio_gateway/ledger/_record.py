@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..contract import Ending, InternalRequest, Phase
+from ..contract import Ending, InternalRequest, Outcome, Phase, Style
 from ..wire import AgentRelay, NamedRelay, OllamaRelay, StreamRelay, Usage
 
 
@@ -44,6 +44,7 @@ class Record:
     tokens_generated: int | None
     tokens_delivered: int | None
     tokens_acknowledged: int | None
+    prompt_source: str
     usage_source: str
     events_delivered: int
     bytes_delivered: int
@@ -53,6 +54,15 @@ class Record:
     def as_dict(self) -> dict[str, Any]:
         """Answer the record as JSON values."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+TokensOf = Callable[[str, int], float]
+"""Estimates how many tokens so many bytes for or from a model are."""
+
+
+def four_bytes_each(model: str, size: int) -> float:
+    """What tokens of English have, roughly, whatever the model."""
+    return size / 4
 
 
 class Tally:
@@ -67,7 +77,9 @@ class Tally:
         self.first_content: float | None = None
         self.last_content: float | None = None
         self.status: int | None = None
+        self.asked = False  # an engine may have worked on it
         self.usage: Usage | None = None
+        self.answer_bytes = 0  # of a whole answer that was handed over at once
         self.events = 0
         self.content_events = 0
         self.own_events = 0  # that say why the answer ends; no engine made them
@@ -113,24 +125,21 @@ class Tally:
             return Phase.BEFORE_CONTENT
         return Phase.QUEUED if self.placed is None else Phase.BEFORE_HEADERS
 
-    def tokens_generated(self) -> tuple[int | None, str]:
-        """Tokens that the engine made, and who says so."""
+    def tokens_generated(self) -> tuple[int, str]:
+        """Tokens that the engine made, as far as was seen, and who says so."""
         if self.usage is not None and self.usage.generated is not None:
             # Continuous usage may lag behind the events that came after it.
             return self.usage.generated, "engine"
-        return (self.content_events, "estimated") if self.content_events else (None, "none")
+        return self.content_events, "estimated" if self.asked else "none"
 
-    def tokens_delivered(self, *, whole: bool) -> int | None:
-        """Tokens in the events that the client's kernel acknowledged; ``whole``: it got the whole answer."""
-        generated, _ = self.tokens_generated()
-        if generated is None or whole:
-            return generated
-        return self.tokens_in(self._content_delivered())
+    def tokens_delivered(self) -> int:
+        """Tokens in the events that the client's kernel acknowledged."""
+        return min(self.tokens_in(self._content_delivered()), self.tokens_generated()[0])
 
     def tokens_in(self, content: int) -> int:
         """Tokens in so many of the events that carry output; while nobody knows better, one in each."""
         generated, source = self.tokens_generated()
-        if generated is None:
+        if source != "engine" and not self.content_events:
             return content
         content = min(content, self.content_events)
         if source == "estimated" or not content:
@@ -147,21 +156,48 @@ class Tally:
         silent = self.events - self.content_events
         return max(self.events_delivered - silent - self.own_events, 0)
 
+    def _usage(
+        self, request: InternalRequest, tokens_of: TokensOf
+    ) -> tuple[int | None, str, int | None, str]:
+        """Tokens of prompt and answer, each with who says so; None where nobody can."""
+        prompt = None if self.usage is None else self.usage.prompt
+        prompt_source = "engine"
+        if prompt is None:
+            prompt_source = "estimated" if self.asked else "none"
+            prompt = math.ceil(tokens_of(request.model, request.size)) if self.asked else 0
+            if self.asked and request.operation.multipart:  # a recording is no text
+                prompt, prompt_source = None, "none"
+        generated, source = self.tokens_generated()
+        if source == "engine":
+            return prompt, prompt_source, generated, source
+        if request.operation.style is Style.PLAIN:  # it generates nothing
+            return prompt, prompt_source, None, "none"
+        if self.answer_bytes and not self.content_events:
+            generated = math.ceil(tokens_of(request.model, self.answer_bytes))
+        return prompt, prompt_source, generated, source
+
     def record(
-        self, request: InternalRequest, ending: Ending, boot_id: str, now: float, wall: float
+        self,
+        request: InternalRequest,
+        ending: Ending,
+        boot_id: str,
+        now: float,
+        wall: float,
+        tokens_of: TokensOf = four_bytes_each,
     ) -> Record:
         """Write the record.
 
         Args:
             now: Trio clock; ``wall``: the wall clock at the same moment.
+            tokens_of: estimates the tokens in so many bytes for or from a model.
         """
 
         def at(moment: float | None) -> float | None:
             return None if moment is None else round(wall - (now - moment), 6)
 
-        generated, source = self.tokens_generated()
-        delivered = self.tokens_delivered(whole=ending.outcome == "completed")
-        usage = self.usage or Usage()
+        whole = ending.outcome == Outcome.COMPLETED
+        prompt, prompt_source, generated, source = self._usage(request, tokens_of)
+        delivered = generated if whole or generated is None else self.tokens_delivered()
         return Record(
             exchange_id=request.exchange_id,
             client_request_id=request.client_request_id,
@@ -185,11 +221,12 @@ class Tally:
             phase=self.phase().value,
             code=ending.problem.code if ending.problem else None,
             status=self.status,
-            tokens_prompt=usage.prompt,
-            tokens_cached=usage.cached,
+            tokens_prompt=prompt,
+            tokens_cached=None if self.usage is None else self.usage.cached,
             tokens_generated=generated,
             tokens_delivered=delivered,
             tokens_acknowledged=self._tokens_acknowledged(delivered),
+            prompt_source=prompt_source,
             usage_source=source,
             events_delivered=self.events_delivered,
             bytes_delivered=self.bytes_delivered,

@@ -72,7 +72,7 @@ class UsageRow:
         group: value of each dimension that was asked for, in that order.
         requests: settled exchanges; ``open`` ones are not among them.
         tokens: by kind, see `KINDS`. Where nobody knows them they count as none.
-        estimated: settled exchanges whose generated tokens were counted from events.
+        estimated: settled exchanges of which some tokens were estimated.
     """
 
     group: tuple[str | None, ...]

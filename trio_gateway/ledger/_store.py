@@ -60,6 +60,7 @@ _STEPS: Final[Steps] = (
         "CREATE INDEX exchanges_arrived ON exchanges (arrived_at)",
         "CREATE INDEX exchanges_open ON exchanges (gateway_id) WHERE outcome IS NULL",
     ),
+    ("ALTER TABLE exchanges ADD COLUMN prompt_source TEXT",),
 )
 VERSION: Final = len(_STEPS)
 
@@ -140,7 +141,7 @@ class Store:
         statement = (
             sa.update(_EXCHANGES)
             .where(table.outcome.is_(None), table.gateway_id.in_(gateway_ids), table.boot_id != boot_id)
-            .values(outcome=GATEWAY_CRASHED, settled_at=now, usage_source="none")
+            .values(outcome=GATEWAY_CRASHED, settled_at=now, prompt_source="none", usage_source="none")
         )
         with self._database.writing() as connection:
             return connection.execute(statement).rowcount
@@ -177,7 +178,7 @@ class Store:
             sa.func.count(table.outcome),
             _count_if(table.outcome == Outcome.COMPLETED.value),
             _count_if(table.outcome.is_(None)),
-            _count_if(table.usage_source == "estimated"),
+            _count_if((table.usage_source == "estimated") | (table.prompt_source == "estimated")),
             *sums,
         )
         if since is not None:

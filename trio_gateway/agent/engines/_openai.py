@@ -196,6 +196,10 @@ class _Lease:
     started: bool = False
     done: bool = False
 
+    @property
+    def engine_asked(self) -> bool:
+        return self.started
+
     def engine_started(self, attempt_id: str = "") -> None:
         self.started = True
 
