@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -121,8 +122,12 @@ def identity_headers(exchange_id: str, client_id: str | None, *, anthropic: bool
 
 
 def new_id() -> str:
-    """Make an exchange id: 32 hexadecimal digits, so none is a prefix of another."""
-    return secrets.token_hex(16)
+    """Make an exchange id: 32 hexadecimal digits, so none is a prefix of another.
+
+    The first 12 are the time, in milliseconds since the epoch; 80 bits are dice. New ones stand at
+    the end of the database's index: anywhere in it, each would cost a page of its own.
+    """
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
 class Generator:
