@@ -118,6 +118,8 @@ def of_error(error: EngineError, retry_after: float | None = None) -> Failure:
     status = error.status
     if error.gave_up:
         return ABORTED
+    if error.code == READER_STALLED:
+        return Failure(Way.NOWHERE, Problem.of("engine_failed", "the answer was not read in time"), "unread")
     if error.lacked_memory:
         return Failure(
             Way.NOWHERE,
@@ -151,8 +153,7 @@ def of_error(error: EngineError, retry_after: float | None = None) -> Failure:
     code = error.code if error.code == "engine_protocol_error" else "engine_failed"
     way = Way.NOWHERE if error.final else Way.ONCE
     signal = error.code if error.code == "model_load_failed" else ""
-    fault = error.code != READER_STALLED  # it was not the worker that failed
-    return Failure(way, Problem.of(code, "the engine failed"), "error", fault=fault, signal=signal)
+    return Failure(way, Problem.of(code, "the engine failed"), "error", fault=True, signal=signal)
 
 
 def of_rejection(reason: str, error: EngineError, retry_after: float | None = None) -> Failure:
