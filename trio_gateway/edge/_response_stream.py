@@ -196,6 +196,10 @@ class ResponseStream:
     def placed(self, request: InternalRequest) -> None:
         """See StreamPort. This protocol has no word for it."""
 
+    async def last_words(self) -> None:
+        """See StreamPort. Nothing is acknowledged here."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+
     def settle(self, ending: Ending) -> None:
         """See StreamPort."""
         self._settled = True

@@ -28,6 +28,9 @@ class StreamPort(ClientPort, Protocol):
     def placed(self, request: InternalRequest) -> None:
         """It has its first worker."""
 
+    async def last_words(self) -> None:
+        """Wait a while for what the client may still say of an answer that it has."""
+
     def settle(self, ending: Ending) -> None:
         """Its exchange has ended: say why, if nothing was said. Called once."""
 
@@ -159,7 +162,15 @@ class SocketStreams:
         def queued(position: int, eta: float | None) -> None:
             port.queued(request, position, eta)
 
-        exchange = Exchange(request, port, self._parts, placed, queued=queued, kept=run.kept)
+        exchange = Exchange(
+            request,
+            port,
+            self._parts,
+            placed,
+            queued=queued,
+            kept=run.kept,
+            last_words=port.last_words,
+        )
         port.tally = exchange.tally
         with self._live.holding(exchange):
             ending = await exchange.run()

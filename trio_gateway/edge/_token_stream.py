@@ -165,10 +165,6 @@ class TokenStream:
             await self._moved.park()
         if not self.finished:
             self._check()
-        if self.ended and self._log.acked:
-            with trio.move_on_after(ACK_WAIT):
-                while self._log.acked < self._log.sent and self._socket is not None:
-                    await self._moved.park()
 
     def withdraw(self) -> None:
         """See ClientPort."""
@@ -336,6 +332,14 @@ class TokenStream:
     def placed(self, request: InternalRequest) -> None:
         """See StreamPort."""
         self._tell("accepted", request_id=self.request_id, model=request.model)
+
+    async def last_words(self) -> None:
+        """See StreamPort. A client that acknowledges has the time to acknowledge the last deltas too."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._log.acked:
+            with trio.move_on_after(ACK_WAIT):
+                while self._log.acked < self._log.sent and self._socket is not None:
+                    await self._moved.park()
 
     def settle(self, ending: Ending) -> None:
         """See StreamPort."""

@@ -171,8 +171,6 @@ class Delivery:
             self._writing = True
             self._watch_reader()
             await self.deliver()
-        else:
-            await self._client.flush()  # nothing is pending, but acknowledgements may be awaited
 
     async def deliver(self) -> None:
         """Write until the channel is closed and empty. Raises ClientGone."""
