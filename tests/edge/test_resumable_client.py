@@ -31,8 +31,12 @@ async def reading(client: ResumableClient, after: int) -> AsyncIterator[HttpPeer
         with contextlib.suppress(ClientGone):  # another one came, or nothing more will
             await client.serve(peer.http, after)
 
-    async with trio.open_nursery() as nursery, over_tcp(nursery) as peer:
-        nursery.start_soon(serve, peer)
+    async with (
+        trio.open_nursery() as watching,
+        over_tcp(watching) as peer,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(serve, peer)  # noqa: ASYNC113 - what it serves is waited for
         await peer.read(COMMENT + ONE)
         yield peer
 
