@@ -27,7 +27,7 @@ class Network:
         target: where connections lead to; may be changed at any time, as may be
         plan: where they are cut.
         connections: how many there were.
-        bytes_down: how many bytes reached clients.
+        last: what came down on the newest of them.
     """
 
     def __init__(self, target: tuple[str, int], listener: trio.SocketListener) -> None:
@@ -36,7 +36,7 @@ class Network:
         self._open: dict[int, tuple[trio.SocketStream, trio.SocketStream]] = {}
         self.plan: Plan = never
         self.connections = 0
-        self.bytes_down = 0
+        self.last = b""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -94,7 +94,7 @@ class Network:
                 end = self.plan(number, came)
                 piece = data if end is None else data[: max(end - before, 0)]
                 await client.send_all(piece)
-                self.bytes_down += len(piece)
+                self.last = came
                 if end is not None:
                     self._cut(number)
                     return
