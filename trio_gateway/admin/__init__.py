@@ -1,7 +1,53 @@
 """The operators' door and the agents': each an application on a listener of its own."""
 
-from ._app import make_app
+from ._access import Access, AdminToken
+from ._app import Metrics, Page, make_admin_app
+from ._port import (
+    ADMIN_CODES,
+    LOCAL,
+    MOST_ROWS,
+    Action,
+    Actor,
+    ActResult,
+    AdminPort,
+    RequestFilter,
+    Role,
+    Row,
+    refusal,
+)
+from ._routes import ACTS, METRICS, PREFIX, READS, Act, Read
+from ._schema import complaints
 from ._server import serve_admin
+from ._shapes import SHAPES
+from ._statistics_app import make_app
 from ._workers import make_internal_app
 
-__all__ = ["make_app", "make_internal_app", "serve_admin"]
+__all__ = [
+    "ACTS",
+    "ADMIN_CODES",
+    "LOCAL",
+    "METRICS",
+    "MOST_ROWS",
+    "PREFIX",
+    "READS",
+    "SHAPES",
+    "Access",
+    "Act",
+    "ActResult",
+    "Action",
+    "Actor",
+    "AdminPort",
+    "AdminToken",
+    "Metrics",
+    "Page",
+    "Read",
+    "RequestFilter",
+    "Role",
+    "Row",
+    "complaints",
+    "make_admin_app",
+    "make_app",
+    "make_internal_app",
+    "refusal",
+    "serve_admin",
+]

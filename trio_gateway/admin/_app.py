@@ -1,50 +1,211 @@
-"""The admin application."""
+"""The operators' application: every route of `_routes`, with what it asks of a request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
 
-import msgspec
+import jiter
 import trio
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ._access import Access
+from ._feed import Feed
+from ._guard import Bug, Guard, Handler, actor_of, answering, as_json, intake_of, told
+from ._openapi import document
+from ._port import AdminPort, RequestFilter, refusal
+from ._routes import ACTS, LIVEZ, METRICS, PREFIX, READS, Act, Read
+from ._schema import Schema, complaints
+from ._shapes import SHAPES
 
-def make_app(
-    statistics: Callable[[], dict[str, Any]],
-    render_metrics: Callable[[dict[str, Any]], bytes],
-    metrics_type: str,
+Statistics = dict[str, Any]
+JSON: Final = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of the gateway's own, without data; whoever can connect gets it.
+
+    Attributes:
+        policy: its Content-Security-Policy.
+    """
+
+    body: bytes
+    media_type: str
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """How metrics are written.
+
+    Attributes:
+        render: writes statistics; runs in a thread.
+        media_type: of what it writes.
+    """
+
+    render: Callable[[Statistics], bytes]
+    media_type: str
+
+
+def make_admin_app(
+    port: AdminPort,
+    access: Access,
+    metrics: Metrics,
+    bug: Bug,
+    pages: Mapping[str, Page] = MappingProxyType({}),
 ) -> Starlette:
     """Build the application.
 
     Args:
-        statistics: answers the figures of one moment.
-        render_metrics: writes them for Prometheus, as ``metrics_type``; runs in a thread.
+        bug: takes an exception that should not have happened.
+        pages: by their paths.
     """
+    feed = Feed(port)
+
+    def route(path: str, handler: Handler, method: str = "GET") -> Route:
+        return Route(path, answering(handler, bug), methods=[method])
 
     # Starlette would run plain functions in threads of another event loop.
     async def livez(request: Request) -> Response:  # noqa: ASYNC124
-        return _json({"status": "ok"})
+        return as_json({"status": "ok"})
 
-    async def read_statistics(request: Request) -> Response:  # noqa: ASYNC124
-        return _json(statistics())
+    async def write_metrics(request: Request) -> Response:
+        figures = port.statistics()
+        page = await trio.to_thread.run_sync(metrics.render, figures, abandon_on_cancel=True)
+        return Response(page, headers={"content-type": metrics.media_type})
 
-    async def metrics(request: Request) -> Response:
-        figures = statistics()
-        page = await trio.to_thread.run_sync(render_metrics, figures, abandon_on_cancel=True)
-        return Response(page, headers={"content-type": metrics_type})
+    async def openapi(request: Request) -> Response:  # noqa: ASYNC124
+        return as_json(document(port.version()["version"]))
 
-    return Starlette(
-        routes=[
-            Route("/livez", livez),
-            Route("/admin/v1/statistics", read_statistics),
-            Route("/metrics", metrics),
-        ]
+    async def live(request: Request) -> Response:  # noqa: ASYNC124
+        _query(request, {})
+        return feed.answer()
+
+    routes = [
+        route(LIVEZ, livez),
+        route(METRICS, write_metrics),
+        route(f"{PREFIX}/openapi.json", openapi),
+        route(f"{PREFIX}/feed", live),
+        *(route(PREFIX + read.path, _reader(port, read)) for read in READS),
+        *(route(PREFIX + act.path, _actor(port, act), "POST") for act in ACTS),
+        *(route(path, _page(page)) for path, page in pages.items()),
+    ]
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, access, pages)],
+        exception_handlers={HTTPException: _not_routed},
     )
+    app.router.redirect_slashes = False
+    return app
 
 
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value, enc_hook=str), media_type="application/json")
+# Reading ----------------------------------------------------------------------------------------------------
+
+
+def _reader(port: AdminPort, read: Read) -> Handler:
+    method = getattr(port, read.name)
+
+    async def handle(request: Request) -> Response:
+        answer = method(*_arguments(request, read))
+        if inspect.isawaitable(answer):
+            answer = await answer
+        return as_json({read.member: answer} if read.member else answer)
+
+    return handle
+
+
+def _arguments(request: Request, read: Read) -> tuple[object, ...]:
+    asked = _query(request, read.query)
+    if read.name == "requests":
+        return (RequestFilter(**asked),)
+    if "limit" in read.query:
+        return (asked.get("limit", 100),)
+    return tuple(request.path_params.values())
+
+
+def _query(request: Request, known: Mapping[str, Schema]) -> dict[str, Any]:
+    """Read parameters strictly: one that is not known, or there twice, was meant to do something."""
+    asked: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in known:
+            raise refusal(
+                "unknown_field", f"the parameters are: {', '.join(known) or 'none'}", param=name[:64]
+            )
+        if name in asked:
+            raise refusal("invalid_value", "is there twice", param=name)
+        whole = known[name]["type"] == "integer" and value.isascii() and value.isdigit() and len(value) < 10
+        asked[name] = int(value) if whole else value
+        _check(asked[name], known[name], name)
+    return asked
+
+
+# Acting -----------------------------------------------------------------------------------------------------
+
+
+def _actor(port: AdminPort, act: Act) -> Handler:
+    async def handle(request: Request) -> Response:
+        actor, target = actor_of(request), request.path_params.get("id")
+        try:
+            if actor.role != "operator":
+                raise refusal("role_not_allowed", f"the token {actor.id} may read, but not act")
+            _query(request, {})
+            arguments = await _body(request, act)
+        except Exception as refused:
+            code = getattr(getattr(refused, "problem", None), "code", "internal_error")
+            await port.refused(actor, act.action, target, code)
+            raise
+        result = await port.act(actor, act.action, target, arguments)
+        return as_json({"done": result.done, "before": result.before, "after": result.after})
+
+    return handle
+
+
+async def _body(request: Request, act: Act) -> dict[str, Any]:
+    """Read the body of an action. A form of another site's page can not have this content type."""
+    kind, _, _ = request.headers.get("content-type", "").partition(";")
+    if kind.strip().lower() != JSON:
+        raise refusal("unsupported_media_type", f"the body must be {JSON}")
+    try:
+        value = jiter.from_json(
+            await intake_of(request).body(), catch_duplicate_keys=True, allow_inf_nan=False
+        )
+    except ValueError:
+        raise refusal("invalid_json", "the body is no JSON") from None
+    if not isinstance(value, dict):
+        raise refusal("invalid_json", "the body is no JSON object")
+    _check(value, SHAPES[act.shape])
+    return value
+
+
+def _check(value: object, schema: Schema, path: str = "") -> None:
+    for where, why in complaints(value, schema, SHAPES, path):
+        code = {"is not known": "unknown_field", "must be given": "missing_field"}.get(why, "invalid_value")
+        raise refusal(code, f"{where[:64]} {why}", param=where[:64])
+
+
+# Others -----------------------------------------------------------------------------------------------------
+
+
+def _page(page: Page) -> Handler:
+    async def handle(request: Request) -> Response:  # noqa: ASYNC124
+        headers = {"content-security-policy": page.policy}
+        return Response(page.body, headers=headers, media_type=page.media_type)
+
+    return handle
+
+
+async def _not_routed(request: Request, exc: Exception) -> Response:  # noqa: ASYNC124
+    """Say in our words what Starlette found no route for."""
+    if isinstance(exc, HTTPException) and exc.status_code == 405:
+        problem = refusal("method_not_allowed", "the path is there, but not for this method").problem
+        return told(problem, exc.headers)
+    return told(refusal("unknown_route", "there is no such path").problem)
