@@ -1,13 +1,25 @@
 """Bounded acceptance: a place now, a position in a queue, or a refusal with a reason."""
 
 from ._controller import (
+    REASONS,
     TIERS,
     Admission,
     AdmissionLimits,
     AdmissionStatistics,
     Lease,
+    PoolStatistics,
     TenantShare,
     Ticket,
 )
 
-__all__ = ["TIERS", "Admission", "AdmissionLimits", "AdmissionStatistics", "Lease", "TenantShare", "Ticket"]
+__all__ = [
+    "REASONS",
+    "TIERS",
+    "Admission",
+    "AdmissionLimits",
+    "AdmissionStatistics",
+    "Lease",
+    "PoolStatistics",
+    "TenantShare",
+    "Ticket",
+]

@@ -27,6 +27,15 @@ from ._returns import JITTER, SOONEST, Returns
 from ._scheduler import Scheduler
 
 TIERS: Final = ("interactive", "standard", "batch")
+REASONS: Final = (
+    "tenant_frozen",
+    "tenant_at_concurrency",
+    "model_without_worker",
+    "outage",
+    "tier_share",
+    "ahead_in_line",
+    "no_slot",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,25 @@ class AdmissionStatistics:
     queued_bytes: int
     queued_by_tenant: dict[str, int]
     queued_by_tier: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """One pool of workers right now.
+
+    Attributes:
+        held: slots of running attempts; those that drain are the workers' to tell.
+        pace: placements a second.
+        tiers: how many wait, by tier.
+        oldest: Trio clock; when the one arrived that came first of those that wait. None: nobody does.
+    """
+
+    pool: str
+    slots: int
+    held: int
+    pace: float
+    tiers: dict[str, int]
+    oldest: float | None
 
 
 class Slots(Protocol):
@@ -218,6 +246,11 @@ class Ticket:
         """See TicketPort."""
         return self._admission.eta_of(self) if self.queued else None
 
+    @property
+    def why(self) -> str | None:
+        """See TicketPort."""
+        return self._admission.why(self) if self.queued else None
+
     async def wait(self) -> Lease:
         """See TicketPort."""
         try:
@@ -301,6 +334,7 @@ class Admission:
         self._rates: dict[str, DrainRate] = {}  # by pool
         self._returns: dict[tuple[str, str | None], Returns] = {}  # by pool, and tenant if that was full
         self._estimates = Estimates()
+        self._frozen: set[str] = set()
         self._holding: dict[tuple[str, int], int] = {}  # slots by pool and tier
         self._granted = self._held = self._draining_count = self._returned_count = self._doubles = 0
         self._closed: Problem | None = None
@@ -345,13 +379,30 @@ class Admission:
 
     # -- tickets
 
-    def eta_of(self, ticket: Ticket) -> float:
-        """Seconds until a waiting ticket will probably be placed."""
+    def eta_of(self, ticket: Ticket) -> float | None:
+        """Seconds until a waiting ticket will probably be placed; None: its tenant is frozen."""
+        if ticket.tenant in self._frozen:
+            return None
         return self.place_of(ticket) / self._rate(ticket.pool).pace(trio.current_time())
 
     def place_of(self, ticket: Ticket) -> int:
-        """Position of a waiting ticket."""
-        return self._queue.place_of(ticket)
+        """Position of a waiting ticket; one whose tenant is frozen is in nobody's way."""
+        return self._queue.place_of(ticket, self._frozen - {ticket.tenant})
+
+    def why(self, ticket: Ticket) -> str:
+        """Why a ticket waits: the first of `REASONS` that keeps it from being placed."""
+        if ticket.tenant in self._frozen:
+            return "tenant_frozen"
+        if self._is_at_its_bound(ticket.tenant):
+            return "tenant_at_concurrency"
+        tries_at = self._slots.tries_at(ticket.request, ticket.without)
+        if tries_at is None:
+            return "model_without_worker"
+        if tries_at > trio.current_time():
+            return "outage"
+        if self._tier_is_full(ticket.pool, ticket.tier):
+            return "tier_share"
+        return "no_slot" if self._queue.heads_its_line(ticket) else "ahead_in_line"
 
     def can_try(self, ticket: Ticket) -> bool:
         """Whether a worker is left that the exchange may try."""
@@ -433,12 +484,16 @@ class Admission:
             full = self._tier_is_full(pool, tier)
             for line in group.lines():
                 tenant = line[0].tenant
-                if self._is_at_its_bound(tenant):
+                if self._is_held_back(tenant):
                     self._queue.set_aside(tenant, pool)
                     return True
                 if not full and self._serve_line(line):
                     return True
         return False
+
+    def _is_held_back(self, tenant: str) -> bool:
+        """Whether nothing of a tenant can be placed, whatever room there is."""
+        return tenant in self._frozen or self._is_at_its_bound(tenant)
 
     def _is_at_its_bound(self, tenant: str) -> bool:
         most = self._shares[tenant].max_concurrency
@@ -467,8 +522,80 @@ class Admission:
         """
         self._shares = {**self._shares, **shares}
         for tenant in self._queue.tenants():
-            self._queue.take_back(tenant)  # its bound may be higher now
+            self._take_back(tenant)  # its bound may be higher now
         self.dispatch()
+
+    def relimit(self, limits: AdmissionLimits) -> None:
+        """Have other bounds from now on. Who waits goes on waiting, for as long as it was told."""
+        before, self.limits = self.limits, limits
+        if limits.promote_after != before.promote_after:
+            self._queue.promote_after(limits.promote_after)
+        self.dispatch()
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The tenants of which nothing is placed."""
+        return frozenset(self._frozen)
+
+    def freeze(self, tenant: str) -> bool:
+        """Place nothing more of a tenant until `thaw`; answers whether it was not frozen before.
+
+        What runs goes on; who waits, or comes, waits within its bounds and times, and is in nobody's way.
+        """
+        if tenant in self._frozen:
+            return False
+        self._frozen.add(tenant)
+        for pool in self._queue.pools():
+            self._queue.set_aside(tenant, pool)
+        return True
+
+    def thaw(self, tenant: str) -> bool:
+        """Let a tenant be placed again, as one that was idle; answers whether it was frozen."""
+        if tenant not in self._frozen:
+            return False
+        self._frozen.remove(tenant)
+        self._queue.take_back(tenant, idle=True)
+        self.dispatch()
+        return True
+
+    def _take_back(self, tenant: str) -> None:
+        if tenant not in self._frozen:
+            self._queue.take_back(tenant)
+
+    def share_of(self, tenant: str) -> TenantShare:
+        """Answer what a tenant may have."""
+        return self._shares[tenant]
+
+    def running_by_tenant(self) -> dict[str, int]:
+        """Exchanges at workers, by tenant, of those that have any."""
+        return dict(self._running)
+
+    def service_of(self, tenant: str) -> float:
+        """Tokens that a tenant was served for its weight, of all pools and tiers; idle ones are lifted."""
+        return self._queue.service_of(tenant)
+
+    def pools(self) -> list[PoolStatistics]:
+        """Tell how it stands with each pool that was ever used or is waited for."""
+        now = trio.current_time()
+        return [
+            PoolStatistics(
+                pool,
+                self._slots.pool_slots(pool),
+                sum(self._holding.get((pool, tier), 0) for tier in range(len(TIERS))),
+                self._rate(pool).pace(now),
+                dict(zip(TIERS, self._queue.depths_of(pool), strict=True)),
+                oldest,
+            )
+            for pool, oldest in self._oldest_by_pool().items()
+        ]
+
+    def _oldest_by_pool(self) -> dict[str, float | None]:
+        """When the one came that waits longest for each pool; None: nobody waits."""
+        found: dict[str, float | None] = dict.fromkeys(self._rates)
+        for waiter in self._queue.one_of_each_model():
+            arrived, known = waiter.request.arrived, found.get(waiter.pool)
+            found[waiter.pool] = arrived if known is None else min(known, arrived)
+        return found
 
     def close(self, problem: Problem) -> None:
         """Refuse everything that waits or comes from now on."""
@@ -534,7 +661,7 @@ class Admission:
         return bool(too_late)
 
     def _place(self, ticket: Ticket) -> bool:
-        if self._is_at_its_bound(ticket.tenant) or self._tier_is_full(ticket.pool, ticket.tier):
+        if self._is_held_back(ticket.tenant) or self._tier_is_full(ticket.pool, ticket.tier):
             return False
         worker = self._slots.choose(ticket.request, ticket.without)
         if worker is None:
@@ -605,7 +732,8 @@ class Admission:
     def _check_time(self, ticket: Ticket) -> None:
         """Refuse on arrival who would wait beyond its deadline."""
         now = trio.current_time()
-        wait = self._rate(ticket.pool).predicted(self._queue.waiting_for(ticket.model) + 1, now)
+        ahead = self._queue.waiting_for(ticket.model, self._frozen)
+        wait = self._rate(ticket.pool).predicted(ahead + 1, now)
         if wait is not None and now + wait > ticket.request.deadline:
             raise Refused(
                 Problem.of(
@@ -653,7 +781,8 @@ class Admission:
         if self._is_at_its_bound(tenant):
             return max(running, 1)
         weight = self._shares[tenant].weight
-        others = sum(self._shares[name].weight for name in self._queue.tenants() if name != tenant)
+        waiting = self._queue.tenants().keys() - self._frozen - {tenant}
+        others = sum(self._shares[name].weight for name in waiting)
         return max(running, max(out, 1) * weight / (weight + others))
 
     def _next_turn(self, pool: str) -> float:
@@ -700,4 +829,4 @@ class Admission:
             self._running[tenant] = left
         else:
             del self._running[tenant]
-        self._queue.take_back(tenant)
+        self._take_back(tenant)

@@ -17,7 +17,7 @@ import heapq
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from sortedcontainers import SortedKeyList, SortedList
@@ -144,18 +144,33 @@ class Group(Generic[W]):
             self._take_out(tenant)
             self._aside.add(tenant)
 
-    def take_back(self, tenant: str) -> None:
-        """Let a tenant stand in the order again. Idempotent."""
+    def take_back(self, tenant: str, *, idle: bool = False) -> None:
+        """Let a tenant stand in the order again. Idempotent.
+
+        Args:
+            idle: it was kept out by somebody's will, and comes back as one that had not been there.
+        """
         if tenant in self._aside:
             self._aside.discard(tenant)
-            floors = [floor for model in self._lines[tenant] if (floor := self._floor(model)) is not None]
-            if floors:
+            models = self._lines[tenant]
+            if idle:
+                self._raise(tenant, min(map(self._start, models)))
+            elif floors := [floor for model in models if (floor := self._floor(model)) is not None]:
                 self._raise(tenant, min(floors) - self._open.get(tenant, 0.0))
             self._put_in(tenant)
 
     def has_line(self, tenant: str, model: str) -> bool:
         """Whether anybody of a tenant waits here for a model."""
         return model in self._lines.get(tenant, {})
+
+    def line(self, tenant: str, model: str) -> Iterator[list[W]]:
+        """The line of a tenant for a model, if there is one."""
+        if self.has_line(tenant, model):
+            yield self._lines[tenant][model]
+
+    def heads(self, waiter: W) -> bool:
+        """Whether a waiter is the first of its line."""
+        return any(line[0] is waiter for line in self.line(waiter.tenant, waiter.model))
 
     def lines(self) -> Iterator[list[W]]:
         """Lines in the order in which they are to be served; the caller stops when it has served one."""
@@ -189,12 +204,16 @@ class Group(Generic[W]):
             self._aside.discard(tenant)
 
     def _lift(self, tenant: str, model: str) -> None:
+        self._raise(tenant, self._start(model))
+
+    def _start(self, model: str) -> float:
+        """The least with which one begins that comes for a model."""
         floor = self._floor(model)
         if floor is None:
             floor = self._reached.get(model, 0.0)
             if model in self._last_left:
                 floor = max(floor, self.settled(self._last_left[model]))
-        self._raise(tenant, floor)
+        return floor
 
     def _floor(self, model: str) -> float | None:
         """The least that was settled for one in the order that waits for a model."""
@@ -278,6 +297,17 @@ class Scheduler(Generic[W]):
         """How many wait in each tier."""
         return list(self._of_tier)
 
+    def depths_of(self, pool: str) -> list[int]:
+        """How many wait for a pool, in each tier."""
+        found = [0] * self._tiers
+        for tier, group in self.groups(pool):
+            found[tier] = sum(map(len, group.all_lines()))
+        return found
+
+    def service_of(self, tenant: str) -> float:
+        """Tokens that a tenant was served for its weight, of all groups together."""
+        return sum(group.counter(tenant) for group in self._groups.values())
+
     def tenants(self) -> dict[str, int]:
         """Depth by tenant, of those that have any."""
         return dict(self._of_tenant)
@@ -286,13 +316,31 @@ class Scheduler(Generic[W]):
         """Whether it waits."""
         return self._waiting.get(waiter.number) is waiter
 
-    def waiting_for(self, model: str) -> int:
-        """How many wait for a model."""
-        return len(self._by_model.get(model, ()))
+    def waiting_for(self, model: str, without: Collection[str] = ()) -> int:
+        """How many wait for a model, but for those of some tenants."""
+        return len(self._by_model.get(model, ())) - sum(
+            len(line) for tenant in without for line in self._lines_of(tenant, model)
+        )
 
-    def place_of(self, waiter: W) -> int:
-        """Position from 1 by arrival, among all that wait for the same model."""
-        return 1 + int(self._by_model[waiter.model].bisect_key_left(waiter.number))
+    def place_of(self, waiter: W, without: Collection[str] = ()) -> int:
+        """Position from 1 by arrival, among all that wait for the same model but those of some tenants."""
+        before = int(self._by_model[waiter.model].bisect_key_left(waiter.number))
+        passed = (
+            bisect.bisect_left(line, waiter.number, key=_number)
+            for tenant in without
+            for line in self._lines_of(tenant, waiter.model)
+        )
+        return 1 + before - sum(passed)
+
+    def _lines_of(self, tenant: str, model: str) -> Iterator[list[W]]:
+        """The lines of a tenant for a model, in all tiers."""
+        if self.depth_of(tenant):
+            for group in self._groups.values():
+                yield from group.line(tenant, model)
+
+    def heads_its_line(self, waiter: W) -> bool:
+        """Whether nobody of its tenant stands before it, in its tier and for its model."""
+        return self.group(waiter.pool, waiter.tier).heads(waiter)
 
     def __iter__(self) -> Iterator[W]:
         """All waiters by arrival."""
@@ -413,16 +461,23 @@ class Scheduler(Generic[W]):
             group = self._groups[pool, tier] = Group(self._weight)
         return group
 
+    def promote_after(self, seconds: float) -> None:
+        """Let the eldest rise after another time from now on; who has waited as long rises next."""
+        self._promote_after = seconds
+        self._due = [(ages.since() + seconds, key) for key, ages in self._ages.items() if ages.waiters]
+        self._ages = {key: self._ages[key] for _, key in self._due}
+        heapq.heapify(self._due)
+
     def set_aside(self, tenant: str, pool: str) -> None:
         """Leave a tenant out of a pool's order: its own bound is reached."""
         for tier in range(self._tiers):
             if (group := self._groups.get((pool, tier))) is not None:
                 group.set_aside(tenant)
 
-    def take_back(self, tenant: str) -> None:
-        """Let a tenant stand in every order again. Idempotent."""
+    def take_back(self, tenant: str, *, idle: bool = False) -> None:
+        """Let a tenant stand in every order again; see `Group.take_back`. Idempotent."""
         for group in self._groups.values():
-            group.take_back(tenant)
+            group.take_back(tenant, idle=idle)
 
 
 def _number(waiter: Waiter) -> int:

@@ -133,6 +133,10 @@ class TicketPort(Protocol):
     def eta(self) -> float | None:
         """Seconds until it will probably be placed; None when placed."""
 
+    @property
+    def why(self) -> str | None:
+        """Why it waits, in one word of a bounded set; None when placed."""
+
     async def wait(self) -> LeasePort:
         """Wait for the placement; the caller owns the lease.
 

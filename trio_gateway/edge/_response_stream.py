@@ -32,6 +32,8 @@ class ResponseStream:
         tally: of its exchange, once it has one.
     """
 
+    door: Final = "responses"
+
     def __init__(self, lane: str | None, socket: WebSocket, over: Callable[[], None]) -> None:
         self.request_id = ""
         self.tally: Tally | None = None

@@ -22,6 +22,10 @@ class StreamPort(ClientPort, Protocol):
     request_id: str
     tally: Tally | None
 
+    @property
+    def door(self) -> str:
+        """By which protocol it came, in a word for operators."""
+
     def queued(self, request: InternalRequest, position: int, eta: float | None) -> None:
         """It waits for a worker. ``eta``: seconds."""
 
@@ -169,6 +173,7 @@ class SocketStreams:
             placed,
             queued=queued,
             kept=run.kept,
+            door=port.door,
             last_words=port.last_words,
         )
         port.tally = exchange.tally

@@ -62,6 +62,8 @@ class TokenStream:
         tally: of its exchange, once it has one.
     """
 
+    door: Final = "websocket"
+
     def __init__(
         self, stream_id: str, terms: StreamTerms, operation: Operation, socket: WebSocket, pool: BufferPool
     ) -> None:

@@ -2,12 +2,14 @@
 
 from ._attempt import AttemptLimits, AttemptParts
 from ._delivery import DeliveryLimits
-from ._endings import OWNER, SHUT_DOWN
+from ._endings import OPERATOR, OWNER, SHUT_DOWN
 from ._exchange import Exchange, ExchangeLimits, Parts, admit
+from ._flight import Flight, Step
 from ._live import LiveExchanges, Standing
 from ._retry import RetryBudget
 
 __all__ = [
+    "OPERATOR",
     "OWNER",
     "SHUT_DOWN",
     "AttemptLimits",
@@ -15,9 +17,11 @@ __all__ = [
     "DeliveryLimits",
     "Exchange",
     "ExchangeLimits",
+    "Flight",
     "LiveExchanges",
     "Parts",
     "RetryBudget",
     "Standing",
+    "Step",
     "admit",
 ]

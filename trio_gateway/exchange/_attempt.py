@@ -63,6 +63,10 @@ def _say_nothing(exchange_id: str, worker: str, detail: str) -> None:
     """Nobody listens."""
 
 
+def _note_nothing(what: str, **detail: object) -> None:
+    """Nobody keeps it."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
     """Bounds of one attempt.
@@ -103,6 +107,7 @@ class Attempt:
     Args:
         headers: makes the answer's headers, once a worker is known.
         poke: told when something may be due earlier than the clock thinks.
+        note: told what happens, for operators.
     """
 
     def __init__(
@@ -113,6 +118,7 @@ class Attempt:
         delivery: Delivery,
         headers: Callable[[], Headers],
         poke: Callable[[], None],
+        note: Callable[..., None] = _note_nothing,
     ) -> None:
         self._request = request
         self._parts = parts
@@ -121,6 +127,7 @@ class Attempt:
         self._delivery = delivery
         self._headers = headers
         self._poke = poke
+        self._note = note
         self._scope: trio.CancelScope | None = None
         self._expired: Failure | None = None
         self._stream: Relay | None = None
@@ -130,6 +137,7 @@ class Attempt:
         self._gathering = Gathering(parts.pool)
         self._worker: Worker | None = None
         self._told = 0  # events that the fleet was told of
+        self._opened: float | None = None
         self._said_last = False  # an agent: its engine has let go, whatever becomes of the message
 
     def take_progress(self) -> tuple[Worker, float, int | None] | None:
@@ -144,6 +152,25 @@ class Attempt:
             return worker, self._progress_at, None
         events, self._told = relay.events - self._told, relay.events
         return worker, self._progress_at, events
+
+    def doing(self) -> str | None:
+        """Say what it waits for; None: it is over."""
+        if self._scope is None:
+            return None
+        if self._opened is None:
+            return "waits for the engine to answer"
+        if self._paused:
+            return "waits for room to gather the answer"
+        return "reads the engine's answer" if self._tally.committed else "waits for the first token"
+
+    def generated(self) -> tuple[Usage | None, int]:
+        """Answer the usage that the engine told last, and tokens of its output as far as was seen."""
+        relay = self._stream
+        if relay is None:
+            return self._tally.usage, 0
+        usage = relay.usage
+        known = None if usage is None else usage.generated
+        return usage, max(known or 0, relay.content_events)
 
     @property
     def held(self) -> int:
@@ -193,8 +220,10 @@ class Attempt:
         self._delivery.expect_output(now)
         try:
             answer = await self._parts.engine.open(self._request, lease, self._id, nursery)
+            self._opened = trio.current_time()
             if self._tally.opened is None:
-                self._tally.opened = trio.current_time()
+                self._tally.opened = self._opened
+            self._note("opened", status=answer.status)
             with answer:
                 failure = await self._read(answer, lease.worker)
                 if self._said_last:
@@ -274,6 +303,7 @@ class Attempt:
     ) -> None:
         self._tally.usage = usage
         self._tally.answer_bytes = len(body)
+        self._note("first_content", bytes=len(body))
         self._parts.fleet.output(worker, self._request)
         self._tally.commit(trio.current_time())
         self._delivery.begin_sized(
@@ -373,6 +403,7 @@ class Attempt:
         if failure is None:
             if not self._tally.committed:
                 self._commit(worker, trio.current_time())
+            self._note("last_content", events=relay.events)
             self._delivery.hand_over_last(relay.closing)
             await self._read_tail(answer)
         return failure
@@ -436,6 +467,7 @@ class Attempt:
     def _commit(self, worker: Worker, now: float) -> None:
         self._output_due = math.inf
         self._parts.fleet.output(worker, self._request)
+        self._note("first_content")
         self._tally.commit(now)  # first, so that the head is not noted as later than its content
         self._delivery.begin()
         self._poke()

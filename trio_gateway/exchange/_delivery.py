@@ -24,8 +24,9 @@ PIECE: Final = 16 * 1024  # bytes written through at once
 SLOW_PIECE: Final = 8 * 1024  # bytes per write to a slow client: what it may cost beyond its buffer
 HEADROOM: Final = 3 * PIECE  # for the next read, a block partly taken, and what the writer has in hand
 PIECES_A_TURN: Final = 8  # then other tasks have theirs
+WORTH_TELLING: Final = 1.0  # seconds for which an engine was not read
 _LOOKS: Final = 4  # at a slow reader within its stall timeout
-_LOOK_EVERY: Final = 1.0  # seconds at most between two of them
+_LOOK_EVERY: Final = 0.5  # seconds at most between two of them: so much later than the rule a stall may end
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ def _say_nothing(seconds: float) -> None:
     """Nobody listens."""
 
 
+def _note_nothing(what: str, **detail: object) -> None:
+    """Nobody keeps it."""
+
+
 class Delivery:
     """The writing side of one exchange.
 
@@ -58,6 +63,7 @@ class Delivery:
         full_timeout: seconds that a full buffer may keep the engine from being read.
         lagged: told of each batch of bytes that had to wait, once the client took it whole: for how many
             seconds the oldest of it did.
+        note: told what happens, for operators.
 
     Attributes:
         through: batches that the client took at once.
@@ -75,6 +81,7 @@ class Delivery:
         stalled: Callable[[], None],
         full_timeout: float = math.inf,
         lagged: Callable[[float], None] = _say_nothing,
+        note: Callable[..., None] = _note_nothing,
     ) -> None:
         self._client = client
         self._channel = channel
@@ -85,6 +92,7 @@ class Delivery:
         self._stalled = stalled
         self._full_timeout = full_timeout
         self._lagged = lagged
+        self._note = note
         self._nursery: trio.Nursery | None = None
         self._writing = False
         self._flushed = trio.Event()
@@ -95,6 +103,7 @@ class Delivery:
         self._in_hand: deque[tuple[int, float]] = deque()
         self._batch_since: float | None = None  # of what is in its hand, the oldest
         self._blocked_since: float | None = None
+        self._told_full = False
         self.through = 0
 
     @property
@@ -106,6 +115,15 @@ class Delivery:
     def slow(self) -> bool:
         """Whether the client has not always taken everything at once."""
         return self._writing
+
+    def lag(self, now: float) -> float:
+        """Seconds for which the oldest byte waits that the client has not taken."""
+        return max(now - self._oldest_since(now), 0.0) if self._client.pending or self._channel.used else 0.0
+
+    def stalled_for(self, now: float) -> float:
+        """Seconds for which the client has taken nothing while bytes waited; within a look of the truth."""
+        waits = self._writing and (self._client.pending or self._channel.used)
+        return max(now - self._taken_at, 0.0) if waits else 0.0
 
     def stall(self) -> None:
         """Count the reader as stalled: whoever had to wait for it gave up."""
@@ -152,7 +170,19 @@ class Delivery:
         try:
             await waiting
         finally:
-            self._blocked_since = None
+            self._note_unblocked()
+
+    def _note_unblocked(self) -> None:
+        self._blocked_since = None
+        if self._told_full:
+            self._told_full = False
+            self._note("room")
+
+    def _note_blocked(self, since: float, now: float) -> None:
+        """A pause that nobody could notice is not worth a step."""
+        if not self._told_full and now - since >= WORTH_TELLING:
+            self._told_full = True
+            self._note("full", bytes=self._client.pending + self._channel.used)
 
     def hand_over_last(self, block: bytes) -> None:
         """Hand over the end of the message. Raises ClientGone."""
@@ -254,6 +284,7 @@ class Delivery:
         due = self._taken_at + self._limits.stall_timeout
         due = min(due, self._oldest_since(now) + self._limits.max_lag)
         if self._blocked_since is not None:
+            self._note_blocked(self._blocked_since, now)
             due = min(due, self._blocked_since + self._full_timeout)
         if due > now:
             return min(due, again)

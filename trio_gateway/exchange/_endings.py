@@ -45,6 +45,10 @@ BUG: Final = Ending(
 OWNER: Final = Ending(
     Outcome.CLIENT_CANCELLED, Problem.of("request_cancelled", "the owner of the request cancelled it")
 )
+OPERATOR: Final = Ending(
+    Outcome.OPERATOR_CANCELLED,
+    Problem.of("operator_cancelled", "an operator ended the request"),
+)
 SHUT_DOWN: Final = Ending(
     Outcome.GATEWAY_SHUTDOWN, Problem.of("gateway_draining", "the gateway is shutting down", retry_after=1.0)
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -48,6 +48,7 @@ from ._endings import (
     Farewell,
     ending_of,
 )
+from ._flight import Flight
 from ._retry import Failure, RetryBudget, Way
 
 
@@ -134,8 +135,14 @@ class Exchange:
         placed: called once when the request got its first worker.
         queued: told position and seconds, once, if it has to wait for that.
         kept: bytes that the client port may keep of what it was given: as many fewer wait here.
+        last_words: waits for what the client still says of an answer that it has.
         admitted: what `admit` answered for it: a refusal is cheaper before there is an exchange.
             None: it is admitted when it runs. It has to run in any case.
+        door: by which it came, in a word for operators.
+
+    Attributes:
+        flight: what happened to it, and when.
+        task: that runs it; None before and afterwards.
     """
 
     def __init__(
@@ -147,10 +154,17 @@ class Exchange:
         *,
         queued: Callable[[int, float | None], None] | None = None,
         kept: int = 0,
+        last_words: Callable[[], Awaitable[None]] | None = None,
         admitted: Admitted | None = None,
+        door: str = "http",
     ) -> None:
         self.request: Final = request
+        self.door: Final = door
+        self.resumable: Final = kept > 0
         self.tally: Final = Tally()
+        self.flight: Final = Flight()
+        self.flight.note_at(request.arrived, "arrived", size=request.size)
+        self.task: trio.lowlevel.Task | None = None
         # A receipt is over each event as the engine sent it.
         merging = parts.limits.merge_deltas and request.operation.choices and not request.receipt
         joiner = DeltaJoiner() if merging and request.stream else None
@@ -160,6 +174,7 @@ class Exchange:
         self._parts = parts
         self._placed = placed
         self._queued = queued
+        self._last_words = last_words
         self._scope = RequestScope(request.deadline, TOO_LATE)
         self._clock = ExchangeClock(self._look)
         self._delivery = Delivery(
@@ -172,6 +187,7 @@ class Exchange:
             stalled=lambda: self.end(STALLED),
             full_timeout=math.inf if request.full_timeout is None else request.full_timeout,
             lagged=parts.books.lags.see,
+            note=self.flight.note,
         )
         self._attempt: Attempt | None = None
         self._ticket: TicketPort | None = None
@@ -215,9 +231,50 @@ class Exchange:
         """How far its stream has come since this was last asked; see `Attempt.take_progress`."""
         return None if self._attempt is None else self._attempt.take_progress()
 
+    @property
+    def why(self) -> str | None:
+        """Why it waits, in one of the words of `TicketPort.why`; None: it does not."""
+        return self._ticket.why if self._waiting and self._ticket is not None else None
+
+    def doing(self) -> str:
+        """Say what it waits for."""
+        if self.ending is not None:
+            return "tells the client how it ended"
+        if self._ticket is None:
+            return "is about to be admitted"
+        if self._waiting:
+            return "waits for a worker"
+        if self._delivery.blocked:
+            return "waits for the client, and reads no further"
+        if self._attempt is not None and (doing := self._attempt.doing()) is not None:
+            return doing
+        return "waits for the client to take the rest"
+
+    def lag(self, now: float) -> float:
+        """For how many seconds the oldest byte waits that the client has not taken."""
+        return self._delivery.lag(now)
+
+    def stalled_for(self, now: float) -> float:
+        """For how many seconds the client has taken nothing while bytes waited for it."""
+        return self._delivery.stalled_for(now)
+
+    def tokens(self) -> dict[str, int | None]:
+        """Tokens by kind as far as is known by now; None where nobody knows or tells."""
+        usage, generated = (None, 0) if self._attempt is None else self._attempt.generated()
+        delivered, _ = self._client.delivered()
+        return {
+            "prompt": None if usage is None else usage.prompt,
+            "generated": generated,
+            "delivered": min(generated, delivered),
+            "acknowledged": self.tally.acknowledged,
+        }
+
     def end(self, ending: Ending) -> None:
-        """End it, unless it ended before. Never waits."""
-        self._scope.end(ending)
+        """End it, unless it ended before. Never waits.
+
+        Whose answer is whole by now, and only the engine's end is awaited, has completed.
+        """
+        self._scope.end(COMPLETED if self._client.finished else ending)
 
     async def run(self) -> Ending:
         """Carry the request from admission to its last byte.
@@ -226,6 +283,7 @@ class Exchange:
         draining, and the record settled before this returns. Never raises but
         `trio.Cancelled`, and then it is settled too.
         """
+        self.task = trio.lowlevel.current_task()
         try:
             with self._reporting_bugs():
                 await self._live()
@@ -288,7 +346,13 @@ class Exchange:
             lease = await ticket.wait()
             self._note_placed(lease.worker)
             self._attempt = Attempt(
-                self.request, parts.attempts, self.tally, self._delivery, self._headers, self._clock.poke
+                self.request,
+                parts.attempts,
+                self.tally,
+                self._delivery,
+                self._headers,
+                self._clock.poke,
+                self.flight.note,
             )
             failure = await self._attempt.run(lease, nursery)
             if failure is None:
@@ -296,11 +360,14 @@ class Exchange:
             self._judge(failure, lease.worker, ticket)
         await self._delivery.finish()
         self._scope.note(COMPLETED)
+        if self._last_words is not None:
+            await self._last_words()
 
     def _own(self, admitted: Admitted) -> TicketPort:
         self._ticket = ticket = admitted.ticket
         self._charge = admitted.charge
         self._waiting = ticket.waiting
+        self.flight.note("accepted", position=ticket.place)
         return ticket
 
     def _note_placed(self, worker: Worker) -> None:
@@ -313,11 +380,13 @@ class Exchange:
             self._placed()
         self.tally.worker = worker.id
         self.tally.attempts += 1
+        self.flight.note("placed", worker=worker.id, attempt=self.tally.attempts)
 
     def _judge(self, failure: Failure, worker: Worker, ticket: TicketPort) -> None:
         """Send the exchange back to its queue, or raise Refused with the last word."""
         parts = self._parts
         problem = failure.problem
+        self.flight.note("attempt_failed", worker=worker.id, reason=failure.reason, status=problem.status)
         without = None if failure.way is Way.ANYWHERE else worker
         if self._may_retry(failure):
             self.request.last_try = self.tally.attempts == parts.limits.max_attempts - 1
@@ -326,6 +395,7 @@ class Exchange:
                 parts.books.retries[failure.reason] += 1
                 parts.books.sent_back()
                 self._waiting = True
+                self.flight.note("sent_back", position=ticket.place)
                 # Whoever can not be tried again in time is told what the last worker said.
                 self._scope.at_deadline = ending_of(self._last_word(problem))
                 return
@@ -359,6 +429,8 @@ class Exchange:
         return tuple(headers)
 
     def _stream_head(self) -> AnswerHead:
+        if self.tally.headers is None:
+            self.flight.note("headers")
         self.tally.begin(trio.current_time(), 200)
         return AnswerHead(200, self._headers())
 
@@ -440,6 +512,11 @@ class Exchange:
         self.channel.clear()
         self.channel.close()
         parts = self._parts
+        self.flight.note(
+            "ended",
+            outcome=ending.outcome.value,
+            code=None if ending.problem is None else ending.problem.code,
+        )
         parts.books.lags.see(0.0, self._delivery.through)
         if self._ticket is None:
             parts.books.turn_away(ending.problem.code if ending.problem else ending.outcome.value)
@@ -454,6 +531,12 @@ class Exchange:
         self._ticket.served(_counted_prompt(record), record.tokens_generated or None)
         parts.books.settle(record, waiting=self._waiting)
         parts.settled(record)
+        self.flight.note(
+            "settled",
+            generated=record.tokens_generated,
+            delivered=record.tokens_delivered,
+            bytes=record.bytes_delivered,
+        )
 
     def _settle_charge(self, record: Record) -> None:
         """Correct what was reserved by what was used; a refused request costs nothing."""
@@ -470,7 +553,7 @@ class Exchange:
 
         The collector of circles comes by the number of objects, not by their bytes.
         """
-        self._attempt = None
+        self._attempt = self.task = None
         del self._clock, self._delivery
 
     def _look(self, now: float) -> float:

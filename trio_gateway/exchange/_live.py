@@ -12,9 +12,11 @@ import trio
 
 from ..contract import Ending, Worker
 from ._exchange import Exchange
+from ._flight import Flight
 
 REMEMBERED: Final = 60.0  # seconds after its end in which an exchange can be asked for
 MOST_REMEMBERED: Final = 100_000
+FLIGHTS: Final = 256  # of ended exchanges; the ledger's books keep as many records
 
 
 class Standing(NamedTuple):
@@ -39,6 +41,7 @@ class LiveExchanges:
     def __init__(self) -> None:
         self._exchanges: dict[str, Exchange] = {}
         self._ended: OrderedDict[str, tuple[float, Standing]] = OrderedDict()
+        self._flights: OrderedDict[str, Flight] = OrderedDict()
         self._empty = trio.lowlevel.ParkingLot()
 
     def __len__(self) -> int:
@@ -85,6 +88,15 @@ class LiveExchanges:
         found = self._ended.get(exchange_id)
         return None if found is None else found[1]
 
+    def find(self, exchange_id: str) -> Exchange | None:
+        """Answer an exchange that is under way."""
+        return self._exchanges.get(exchange_id)
+
+    def flight(self, exchange_id: str) -> Flight | None:
+        """Answer what happened to an exchange that is under way, or among the last that were."""
+        exchange = self._exchanges.get(exchange_id)
+        return self._flights.get(exchange_id) if exchange is None else exchange.flight
+
     def end(self, exchange_id: str, ending: Ending) -> None:
         """End one exchange, if it runs."""
         exchange = self._exchanges.get(exchange_id)
@@ -104,6 +116,9 @@ class LiveExchanges:
             outcome = exchange.ending.outcome.value if exchange.ending is not None else None
             standing = Standing(exchange.request.tenant, "ended", outcome=outcome)
             self._ended[exchange.request.exchange_id] = (trio.current_time(), standing)
+            self._flights[exchange.request.exchange_id] = exchange.flight
+            if len(self._flights) > FLIGHTS:
+                self._flights.popitem(last=False)
 
     def tell_progress(self, progressed: Callable[[Worker, str, float, int | None], None]) -> None:
         """Tell how far the streams have come that are being read: worker, exchange, when, and new events.
