@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import glob
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -43,9 +45,7 @@ class PostgresServer:
         self._bin = bin_folder
         self._user = _unprivileged()
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port: int = _lasting_port()
         if self._user is not None:
             shutil.chown(folder, self._user)
         self._run(
@@ -98,6 +98,21 @@ class PostgresServer:
         with engine.connect() as connection:
             connection.execute(sa.text(f'CREATE DATABASE "{name}"'))
         return self.url(name)
+
+
+def _lasting_port() -> int:
+    """Find a free port of those that the kernel gives to nobody.
+
+    While the server is stopped, one of the others may become the near end of a connection; even of one
+    to this very port, whose connecting then succeeds, with itself.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    dice = random.Random()
+    while True:
+        port = dice.randrange(max(lowest - 16_000, 1024), lowest)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _unprivileged() -> str | None:
