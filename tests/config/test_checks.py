@@ -15,9 +15,10 @@ OPEN = (
 )
 AGENT = WORKER.replace("vllm", "agent")
 UNGUARDED = (
-    "other machines can reach {}, and nothing guards it: use a loopback address or a unix socket "
-    "(admin.tokens are not implemented in this version)"
+    "other machines can reach {}, and nothing guards it: "
+    "add admin.tokens, or use a loopback address or a unix socket"
 )
+TOKENS = f'tokens = [{{id = "ops", hash = "{HASH}", role = "operator"}}]\n'
 
 
 def key(members: str) -> str:
@@ -246,6 +247,14 @@ def key(members: str) -> str:
             "4: admin.bind[0]: " + UNGUARDED.format("host.example:80"),
         ),
         (
+            "[admin]\n" + TOKENS.replace("}]", "}, " + TOKENS.partition("[")[2].replace("abab", "cdab")),
+            '2: admin.tokens.ops.id: "ops" is taken: t.toml:2 has it',
+        ),
+        (
+            "[admin]\n" + TOKENS.replace("}]", "}, " + TOKENS.partition("[")[2].replace("ops", "other")),
+            "2: admin.tokens.other.hash: is the token of t.toml:2 again",
+        ),
+        (
             '[admin]\nbind = ["127.0.0.1:8080"]',
             "2: admin.bind[0]: cannot listen on 127.0.0.1:8080 and 127.0.0.1:8080 at once",
         ),
@@ -275,6 +284,7 @@ def test_what_contradicts_is_told_at_the_value_that_was_written(text: str, compl
     [
         '[server]\nbind = ["0.0.0.0:80"]\nallow_anonymous = true',
         '[server]\nbind = ["0.0.0.0:80"]\n' + TENANT,
+        '[admin]\nbind = ["0.0.0.0:80", "host.example:81"]\nhosts = "admin.example"\n' + TOKENS,
         '[server]\nbind = ["unix:gw.sock", "[::1]:80", "127.0.0.2:80", "localhost:81"]',
         '[server]\nbind = ["127.0.0.1:0"]\n[admin]\nbind = ["127.0.0.1:0"]',
         '[server]\nbind = ["0.0.0.0:0", "127.0.0.1:0"]\nallow_anonymous = true',

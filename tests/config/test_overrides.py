@@ -122,7 +122,7 @@ def test_variables_are_laid_over_each_other_from_the_whole_to_its_parts() -> Non
             "--set: limits.connections.x: x cannot be set inside of what is no table",
         ),
         (["log.level.x.y=1"], "--set: log.level: must be"),
-        (["admin.tokens=[]"], "--set: admin.tokens: not implemented in this version"),
+        (["admin.tokens=3"], "--set: admin.tokens: must be a list"),
         (["server.tls={}"], "--set: server.tls.certificate: must be given"),
         (["workers.gpu-1.slots=1"], '--set: workers.gpu-1.slots: no entry of the file has the id "gpu-1"; '),
         (["workers.gpu-0=1"], "--set: workers.gpu-0: names a whole entry; add the key that is to be set"),

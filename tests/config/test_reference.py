@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from trio_gateway.config import (
-    NOT_YET,
     ConfigurationError,
     Settings,
     load_settings,
@@ -27,7 +26,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
 GUIDE = ROOT / "docs" / "how-to" / "configure.md"
 
 
-INNER = {"keys": "tenants.keys", "tls": "server.tls", "tiers": "admission.tiers"}
+INNER = {"tokens": "admin.tokens", "keys": "tenants.keys", "tls": "server.tls", "tiers": "admission.tiers"}
 
 
 def rows() -> dict[str, list[str]]:
@@ -35,7 +34,7 @@ def rows() -> dict[str, list[str]]:
     found = {}
     section = ""
     for line in reference_page().splitlines():
-        if heading := re.match(r"## `\[+(\w+)\]+`|## `(keys|tls|tiers)\b", line):
+        if heading := re.match(r"## `\[+(\w+)\]+`|## `(keys|tls|tiers|tokens)\b", line):
             section = heading[1] or INNER[heading[2]]
         elif line.startswith("| `") and section and line.count("|") > 3:
             cells = [cell.strip() for cell in line.strip("|").split(" | ")]
@@ -56,13 +55,9 @@ def test_the_module_prints_the_reference() -> None:
 
 
 def test_the_reference_describes_every_key() -> None:
-    expected = {
-        f"{section}.{key}"
-        for section in Settings.model_fields
-        for key in known_keys((section,))
-        if f"{section}.{key}" not in NOT_YET
-    }
+    expected = {f"{section}.{key}" for section in Settings.model_fields for key in known_keys((section,))}
     inner = {f"tenants.keys.{key}" for key in known_keys(("tenants", "keys"))}
+    inner |= {f"admin.tokens.{key}" for key in known_keys(("admin", "tokens"))}
     inner |= {"server.tls.certificate", "server.tls.key", "admission.tiers.max_share"}
     assert rows().keys() == expected | inner
 
@@ -107,12 +102,6 @@ def test_every_setting_says_its_unit_its_default_when_it_applies_and_what_it_mea
 )
 def test_a_row_tells_unit_default_bounds_and_when_it_applies(key: str, cells: list[str]) -> None:
     assert rows()[key][1:5] == cells
-
-
-def test_the_reference_names_what_is_not_implemented() -> None:
-    _, _, later = reference_page().partition("## Not in this version")
-    shown = re.findall(r"^\| `(.+?)` \| (.+) \|$", later, re.MULTILINE)
-    assert dict(shown) == dict(NOT_YET)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.config.reading import HASH, MODEL, TENANT, WORKER, complaints, problems
-from trio_gateway.config import NOT_YET, Problem, parse_settings
+from trio_gateway.config import Problem, parse_settings
 
 SIZE = 'must be a whole number of bytes or a string such as "4 MiB"'
 SHARE = 'must be a fraction such as "1/4", in quotes, of more than 0 and at most "1/1"'
@@ -29,8 +29,8 @@ DURATION = 'must be a number of seconds or a string such as "1.5 s"'
         (
             "zzzzzz = 1",
             "1: zzzzzz: unknown key; known here: server, admin, internal, workers, models, tenants, limits, "
-            "admission, deadlines, retry, breaker, probes, fleet, delivery, stream, shutdown, database, "
-            "log, websocket",
+            "admission, deadlines, retry, breaker, probes, fleet, delivery, stream, websocket, shutdown, database, "
+            "log",
         ),
         ("[log]\nLEVEL = 'info'", '2: log.LEVEL: unknown key; did you mean "level"?'),
         (
@@ -55,28 +55,19 @@ def test_an_unknown_key_is_told_with_its_line_and_the_nearest_known_key(text: st
     assert any(line.startswith(f"t.toml:{complaint}") for line in found), found
 
 
-def later_document(key: str) -> tuple[str, str]:
-    """A document that has one key of a later version, in its last line, and the key as it is told."""
-    section, _, name = key.partition(".")
-    if section == "tenants":
-        return f"{TENANT}{name} = 1", f"tenants.acme.{name}"
-    return f"[{section}]\n{name} = 1", key
-
-
-@pytest.mark.parametrize("key", NOT_YET)
-def test_a_key_of_a_later_version_is_refused_plainly_and_once(key: str) -> None:
-    text, name = later_document(key)
-    (problem,) = problems(text)
-    assert problem.line == text.count("\n") + 1
-    assert problem.key == name
-    assert f"not implemented in this version: {NOT_YET[key]}" in problem.message
-
-
-def test_a_table_of_a_later_version_is_refused_as_a_whole() -> None:
-    assert complaints('[admin]\ntokens = {a = "b", bind = 3}') == [
-        "t.toml:2: admin.tokens: not implemented in this version: "
-        "the admin listener stays on loopback addresses and unix sockets"
-    ]
+@pytest.mark.parametrize(
+    ("tokens", "complaint"),
+    [
+        ('{id = "a"}', "2: admin.tokens: must be a list"),
+        (f'[{{id = "a", hash = "{HASH}"}}]', "2: admin.tokens.a.role: must be given"),
+        (f'[{{id = "a", hash = "{HASH}", role = "admin"}}]', '2: admin.tokens.a.role: must be "viewer" or'),
+        ('[{id = "a", hash = "x", role = "viewer"}]', '2: admin.tokens.a.hash: must be "sha256:" and 64'),
+        (f'[{{id = "", hash = "{HASH}", role = "viewer"}}]', "2: admin.tokens[0].id: must have 1 to 64"),
+    ],
+)
+def test_a_wrong_token_of_operators_is_told(tokens: str, complaint: str) -> None:
+    found = complaints(f"[admin]\ntokens = {tokens}")
+    assert any(line.startswith(f"t.toml:{complaint}") for line in found), found
 
 
 WHEN = "must be a date and time with its zone and without quotes, as in 2027-01-31T00:00:00Z"

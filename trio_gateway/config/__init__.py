@@ -13,7 +13,6 @@ from trio_gateway.config._database import DatabaseUrl, parse_database_url
 from trio_gateway.config._explain import explain
 from trio_gateway.config._key_table import judge_tenant, key_table, parse_expiry
 from trio_gateway.config._load import load_settings, names_database, parse_settings
-from trio_gateway.config._not_yet import NOT_YET
 from trio_gateway.config._problems import ConfigurationError, Problem
 from trio_gateway.config._reference import reference_page
 from trio_gateway.config._sections import (
@@ -48,7 +47,6 @@ from trio_gateway.config._tables import (
 __all__ = [
     "CANCEL_GRACE",
     "DEFAULT_SLOTS",
-    "NOT_YET",
     "AdminSettings",
     "AdmissionSettings",
     "Bind",

@@ -122,6 +122,15 @@ def parse_url(text: str) -> Endpoint:
     return _tcp_endpoint("https" if scheme == "https" else "http", authority, slash + path)
 
 
+def parse_host(text: str) -> str:
+    """Read the name of a machine, or an IP address, an IPv6 one in brackets; answers it in lower case.
+
+    Raises:
+        ValueError: neither.
+    """
+    return _host(text)
+
+
 def has_path(url: str) -> bool:
     """Whether a worker's URL, which `parse_url` accepts, has a path of HTTP behind its host."""
     scheme, _, rest = url.partition("://")

@@ -12,6 +12,7 @@ from typing import Any, Final
 from trio_gateway.config._addresses import Bind, has_path
 from trio_gateway.config._document import TABLE_LISTS
 from trio_gateway.config._problems import Path, nearest, quoted
+from trio_gateway.config._sections import AdminTokenSettings
 from trio_gateway.config._tables import ModelSettings, TenantSettings, WorkerSettings
 from trio_gateway.config._validate import Draft, Report
 from trio_gateway.units import format_size
@@ -50,6 +51,7 @@ def check(draft: Draft, report: Report) -> None:
     _check_tls(draft, report)
     _check_public_binds(draft, report)
     _check_admin_binds(draft, report)
+    _check_admin_tokens(draft, report)
     _check_bind_conflicts(draft, report)
 
 
@@ -297,13 +299,26 @@ def _check_public_binds(draft: Draft, report: Report) -> None:
 
 
 def _check_admin_binds(draft: Draft, report: Report) -> None:
+    if report.document.tree.get("admin", {}).get("tokens"):
+        return
     for index, bind in enumerate(draft.value("admin", "bind") or ()):
         if not bind.local:
             message = (
                 f"other machines can reach {bind}, and nothing guards it: "
-                "use a loopback address or a unix socket (admin.tokens are not implemented in this version)"
+                "add admin.tokens, or use a loopback address or a unix socket"
             )
             report.add(("admin", "bind", index), message)
+
+
+def _check_admin_tokens(draft: Draft, report: Report) -> None:
+    tokens: tuple[AdminTokenSettings, ...] = draft.value("admin", "tokens") or ()
+    _check_unique(report, [(("admin", "tokens", at, "id"), token.id) for at, token in enumerate(tokens)])
+    first: dict[str, Path] = {}
+    for at, token in enumerate(tokens):
+        path: Path = ("admin", "tokens", at, "hash")
+        if token.hash in first:
+            report.add(path, f"is the token of {report.document.origin_of(first[token.hash])} again")
+        first.setdefault(token.hash, path)
 
 
 def _check_bind_conflicts(draft: Draft, report: Report) -> None:

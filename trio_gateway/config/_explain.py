@@ -17,7 +17,7 @@ from trio_gateway.config._document import TABLE_LISTS, Document
 from trio_gateway.config._fields import Section, as_text
 from trio_gateway.config._load import NO_ENVIRONMENT, load
 from trio_gateway.config._problems import Path, quoted, quoted_key
-from trio_gateway.config._sections import TiersSettings, TlsSettings
+from trio_gateway.config._sections import AdminTokenSettings, TiersSettings, TlsSettings
 from trio_gateway.config._settings import Settings
 from trio_gateway.config._tables import DEFAULT_SLOTS, KeySettings
 from trio_gateway.units import format_size
@@ -147,6 +147,8 @@ def _toml(value: Any, extra: Any) -> str:
             return _toml_of_json(value)
         case KeySettings():
             return _toml_of_key(value)
+        case AdminTokenSettings():
+            return f'{{id = {quoted(value.id)}, hash = "(hidden)", role = {quoted(value.role)}}}'
         case datetime():
             return value.isoformat().replace("+00:00", "Z")
         case TiersSettings():

@@ -11,9 +11,8 @@ from pydantic_core import PydanticUndefined
 
 from trio_gateway.config._document import TABLE_LISTS
 from trio_gateway.config._fields import LONGEST, Section, as_text
-from trio_gateway.config._not_yet import NOT_YET
 from trio_gateway.config._problems import quoted
-from trio_gateway.config._sections import TierSettings, TiersSettings, TlsSettings
+from trio_gateway.config._sections import AdminTokenSettings, TierSettings, TiersSettings, TlsSettings
 from trio_gateway.config._settings import Settings
 from trio_gateway.config._tables import CANCEL_GRACE, DEFAULT_SLOTS, KeySettings
 from trio_gateway.units import format_size
@@ -38,7 +37,7 @@ How to write it, and how to find out what is wrong with it, is told in
 
 def reference_page() -> str:
     """Write ``docs/reference/settings.md``."""
-    return "\n".join([_INTRODUCTION, *_sections(), *_later()]) + "\n"
+    return "\n".join([_INTRODUCTION, *_sections()]) + "\n"
 
 
 def _sections() -> Iterator[str]:
@@ -50,6 +49,8 @@ def _sections() -> Iterator[str]:
             yield from _table("`keys` of a tenant", KeySettings)
         if name == "admission":
             yield from _table("`tiers.interactive`, `tiers.standard`, `tiers.batch`", TierSettings)
+        if owner.model_fields.keys() >= {"tokens"}:
+            yield from _table("`tokens` of operators", AdminTokenSettings)
         if owner.model_fields.keys() >= {"tls"}:
             yield from _table("`tls` of the server", TlsSettings)
 
@@ -134,12 +135,3 @@ def _words(annotation: Any) -> tuple[str, ...]:
         return get_args(annotation)
     inner = get_args(annotation)
     return _words(inner[0]) if get_origin(annotation) is tuple and inner else ()
-
-
-def _later() -> Iterator[str]:
-    yield "## Not in this version\n"
-    yield "These keys are reserved. The gateway refuses to start with one, rather than ignore it.\n"
-    yield "| Key | Until then |"
-    yield "|---|---|"
-    for key, reason in NOT_YET.items():
-        yield f"| `{key}` | {reason} |"

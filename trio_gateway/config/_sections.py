@@ -12,9 +12,21 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
-from trio_gateway.config._addresses import Bind, parse_bind, parse_network, parse_origin
+from trio_gateway.config._addresses import Bind, parse_bind, parse_host, parse_network, parse_origin
 from trio_gateway.config._database import DatabaseUrl, parse_database_url
-from trio_gateway.config._fields import Duration, Id, Many, Section, Share, Size, about, seconds, switch
+from trio_gateway.config._fields import (
+    Duration,
+    Id,
+    Items,
+    Many,
+    Section,
+    Share,
+    Size,
+    about,
+    seconds,
+    switch,
+)
+from trio_gateway.config._tables import check_hash
 from trio_gateway.units import HOURS, GiB, KiB, MiB
 
 
@@ -126,6 +138,26 @@ class ServerSettings(Section):
     ] = ()
 
 
+class AdminTokenSettings(Section):
+    """One token of operators; only its hash is known here."""
+
+    id: Annotated[Id, about("name", "Its name, under which the audit table has what was done with it.")]
+    hash: Annotated[
+        str,
+        AfterValidator(check_hash),
+        about("hash", '"sha256:" and the hexadecimal SHA-256 of the whole token.'),
+    ] = Field(repr=False)
+    role: Annotated[
+        Literal["viewer", "operator"],
+        about("word", "What may be done with it: a viewer reads, an operator also acts."),
+    ]
+
+    @property
+    def digest(self) -> bytes:
+        """The 32 bytes of the SHA-256."""
+        return bytes.fromhex(self.hash.removeprefix("sha256:"))
+
+
 class AdminSettings(Section):
     """The listener of operators and metrics."""
 
@@ -133,10 +165,28 @@ class AdminSettings(Section):
         Binds,
         about(
             "addresses",
-            "Where operators and Prometheus connect; only loopback addresses and unix sockets.",
+            "Where operators and Prometheus connect; without `tokens` only loopback addresses and unix "
+            "sockets.",
             min_length=1,
         ),
     ] = (Bind("127.0.0.1", 9090),)
+    tokens: Annotated[
+        Items[AdminTokenSettings],
+        about(
+            "tables",
+            "Who may come in, such as {id, hash, role}; with an empty list, whoever can connect is an "
+            "operator.",
+        ),
+    ] = ()
+    hosts: Annotated[
+        Many[Annotated[str, AfterValidator(parse_host)]],
+        BeforeValidator(_list_of_one),
+        about(
+            "names",
+            "Further names by which browsers and clients reach it, such as that of a proxy in front; "
+            "addresses, localhost and the names in `bind` are known.",
+        ),
+    ] = ()
 
 
 class InternalSettings(Section):

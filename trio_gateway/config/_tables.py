@@ -51,7 +51,8 @@ def _check_url(text: str) -> str:
     return text
 
 
-def _check_hash(text: str) -> str:
+def check_hash(text: str) -> str:
+    """Judge the hash of a key or token, and answer it in lower case."""
     if not re.fullmatch(r"sha256:[0-9A-Fa-f]{64}", text):
         raise ValueError('must be "sha256:" and 64 hexadecimal digits, the SHA-256 of the whole key')
     if text.lower().endswith(_HASH_OF_NOTHING):
@@ -240,7 +241,7 @@ class KeySettings(Section):
     id: Annotated[Id, about("name", "The key's name, in records; no other key of any tenant may have it.")]
     hash: Annotated[
         str,
-        AfterValidator(_check_hash),
+        AfterValidator(check_hash),
         about("hash", '"sha256:" and the hexadecimal SHA-256 of the whole key.'),
     ] = Field(repr=False)
     expires: Annotated[

@@ -15,7 +15,6 @@ from pydantic_core import ErrorDetails
 
 from trio_gateway.config._document import TABLE_LISTS, Document
 from trio_gateway.config._fields import Section
-from trio_gateway.config._not_yet import NOT_YET
 from trio_gateway.config._problems import Path, Problem, dotted, nearest, quoted
 from trio_gateway.config._settings import Settings
 
@@ -41,10 +40,6 @@ _LOADED: Final[dict[str, dict[str, str | None]]] = {
 
 # Digits or characters of a wrong value that are worth repeating.
 _SHORT: Final = 40
-
-# No setting lies deeper than tenants[0].keys[0].hash; what is deeper is unknown as a whole. Without a bound,
-# a dotted key of a thousand parts would end in a RecursionError.
-_DEEPEST: Final = 6
 
 
 @dataclass
@@ -93,12 +88,10 @@ class Draft:
 
 def validate(document: Document, report: Report) -> Draft:
     """Judge every value of the document by itself, and report all that is wrong."""
-    tree = _without_not_yet(document.tree, report)
+    tree = document.tree
     for name in tree:
-        if name not in _sections():
+        if name not in Settings.model_fields:
             report.add((name,), _unknown((), name))
-        elif name not in Settings.model_fields:
-            _refuse_rest(name, tree[name], report)
     draft = Draft()
     for name in TABLE_LISTS:
         draft.entries[name] = _validate_list(name, tree.get(name, []), report)
@@ -109,19 +102,12 @@ def validate(document: Document, report: Report) -> Draft:
 
 
 def known_keys(path: Path) -> list[str]:
-    """Name the keys that may stand in a table, those of later versions included."""
+    """Name the keys that may stand in a table."""
     owner: type[Section] | None = Settings
     for step in path:
         if isinstance(step, str):
             owner = _table_class(owner, step)
-    here = ".".join(step for step in path if isinstance(step, str))
-    later = [key.removeprefix(f"{here}.") for key in NOT_YET if key.startswith(f"{here}.")]
-    return [*_keys_of(owner), *(key for key in later if "." not in key)] if path else _sections()
-
-
-def _sections() -> list[str]:
-    later = (key.partition(".")[0] for key in NOT_YET)
-    return list(dict.fromkeys([*Settings.model_fields, *later]))
+    return _keys_of(owner) if path else list(Settings.model_fields)
 
 
 def _keys_of(owner: type[Section] | None) -> list[str]:
@@ -155,15 +141,6 @@ def _validate_section(name: str, value: object, report: Report, draft: Draft) ->
         broken = {detail["loc"][0] for detail in error.errors()}
         draft.broken |= {(name, key) for key in broken}
         draft.sections[name] = owner.model_validate({key: value[key] for key in value if key not in broken})
-
-
-def _refuse_rest(name: str, value: object, report: Report) -> None:
-    """Judge what is left of a section of which no key is implemented."""
-    if not isinstance(value, dict):
-        report.add((name,), f"must be one table: write [{name}], with single brackets")
-        return
-    for key in value:
-        report.add((name, key), _unknown((name,), key))
 
 
 def _validate_list(name: str, value: object, report: Report) -> dict[int, Section]:
@@ -247,38 +224,10 @@ def _unknown(table: Path, key: str) -> str:
     known = known_keys(table)
     if close := nearest(key, known):
         return f'unknown key; did you mean "{close}"?'
-    elsewhere = [name for name in _sections() if key in known_keys((name,))]
+    elsewhere = [name for name in Settings.model_fields if key in known_keys((name,))]
     if elsewhere:
         return f"unknown key here; it belongs to {' or '.join(f'[{name}]' for name in elsewhere)}"
     return f"unknown key; known here: {', '.join(known)}"
-
-
-def _without_not_yet(tree: dict[str, Any], report: Report, path: Path = ()) -> dict[str, Any]:
-    """Copy a tree without the keys that this version does not implement, and report those."""
-    kept: dict[str, Any] = {}
-    for key, value in tree.items():
-        where = (*path, key)
-        name = _general(where)
-        if name in NOT_YET:
-            report.add(where, f"not implemented in this version: {NOT_YET[name]}")
-            continue
-        kept[key] = _copy(value, report, where)
-    return kept
-
-
-def _copy(value: Any, report: Report, where: Path) -> Any:
-    if len(where) > _DEEPEST:
-        return value
-    if isinstance(value, dict):
-        return _without_not_yet(value, report, where)
-    if isinstance(value, list):
-        return [_copy(item, report, (*where, index)) for index, item in enumerate(value)]
-    return value
-
-
-def _general(path: Path) -> str:
-    """Write a path without list positions, as `NOT_YET` does."""
-    return ".".join(step for step in path if isinstance(step, str))
 
 
 def _child(node: Any, step: str | int) -> Any:
