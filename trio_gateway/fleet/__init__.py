@@ -1,6 +1,7 @@
 """Workers: who they are, what is known of them and of their room, which one is next, and who drains."""
 
-from ._book import FleetSettings, WorkerBook
+from ._book import DRAINED, EJECTED, UNTOUCHED, FleetSettings, WorkerBook
+from ._breaker import BreakerState, Transition
 from ._dialects import DIALECTS
 from ._drain import DrainKeeper
 from ._names import NamedWorkers
@@ -10,6 +11,10 @@ from ._watch import FleetWatch, WatchSettings, Ways
 
 __all__ = [
     "DIALECTS",
+    "DRAINED",
+    "EJECTED",
+    "UNTOUCHED",
+    "BreakerState",
     "DrainKeeper",
     "Fleet",
     "FleetSettings",
@@ -18,6 +23,7 @@ __all__ = [
     "RegistrationSettings",
     "Registrations",
     "Route",
+    "Transition",
     "Turned",
     "WatchSettings",
     "Ways",

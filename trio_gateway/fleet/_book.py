@@ -17,6 +17,9 @@ from ._snapshot import Snapshot, Source
 
 TYPICAL_OUTPUT: Final = 256  # tokens; for callers that name no bound
 BYTES_A_TOKEN: Final = 4
+UNTOUCHED: Final = "none"
+DRAINED: Final = "drained"
+EJECTED: Final = "ejected"
 REPORTS_ARE_LATE: Final = 10.0  # seconds
 
 
@@ -61,6 +64,8 @@ class WorkerBook:
         trials: exchange that tries first after an outage, by model.
         models: names that it reports; None: nobody asked it yet.
         expires_at: when a registered worker is forgotten unless it says something; None: a static one.
+        operator: what an operator did to it: `UNTOUCHED`, `DRAINED` or `EJECTED`.
+        earlier: what it was described as before it was described anew, while leases name that.
     """
 
     def __init__(self, worker: Worker, settings: FleetSettings) -> None:
@@ -82,6 +87,8 @@ class WorkerBook:
         self.models: tuple[str, ...] | None = None
         self.expires_at: float | None = None
         self.removed = False
+        self.operator = UNTOUCHED
+        self.earlier: list[Worker] = []
         self._running: Counter[str] = Counter()  # attempts here, running or draining, by exchange
         self._ended: dict[str, float] = {}  # exchanges that were, and until when it matters
 
@@ -110,8 +117,19 @@ class WorkerBook:
     def report_slots(self, slots: int | None) -> None:
         """Take the number of slots that the worker itself tells, where none was configured."""
         if slots is not None and self.worker.slots_unknown:
-            self.all_slots = slots
-            self.slots = self._share_of(slots)
+            self._take_slots(slots)
+
+    def _take_slots(self, slots: int) -> None:
+        self.all_slots = slots
+        self.slots = self._share_of(slots)
+
+    def describe(self, worker: Worker) -> None:
+        """Be described anew: other slots, weight, labels or credentials. What runs here stays counted."""
+        self.earlier.append(self.worker)
+        known = self.worker.slots_unknown and worker.slots_unknown
+        self.worker = worker
+        if not known:
+            self._take_slots(worker.slots)
 
     def _share_of(self, slots: int) -> int:
         return max(int(slots * self._settings.share), 1) if slots > 0 else 0
@@ -168,17 +186,22 @@ class WorkerBook:
         """Whether it serves a name, as far as it said."""
         return self.models is None or name in self.models
 
+    @property
+    def placeable(self) -> bool:
+        """Whether anything may be placed here, as far as the file and operators are concerned."""
+        return not self.removed and self.operator == UNTOUCHED
+
     def ready(self, now: float) -> bool:
         """Whether it takes work at all: busy is ready, half-open is ready."""
         state = self.snapshot
-        if self.removed or state.state != "ready" or state.unready or not self.probe.alive(now):
+        if not self.placeable or state.state != "ready" or state.unready or not self.probe.alive(now):
             return False
         return not self.breakers or not all(each.refuses(now) for each in self.breakers.values())
 
     def takes(self, request: InternalRequest, now: float) -> bool:
         """Whether its state lets it take a request; breaker, outage and room are another matter."""
         return (
-            not self.removed
+            self.placeable
             and self.snapshot.takes(request.upstream_model)
             and self.probe.alive(now)
             and slots_for(request, self.worker) <= self.slots

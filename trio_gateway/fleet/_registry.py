@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,7 +12,7 @@ from typing import Final
 from ..contract import InternalRequest, Rejection, Worker, WorkerStatus
 from ..errors import Problem
 from ..wire import Gauges
-from ._book import FleetSettings, WorkerBook, slots_for, tokens_of
+from ._book import UNTOUCHED, FleetSettings, WorkerBook, slots_for, tokens_of
 from ._breaker import Breaker
 from ._choice import choose, prefix_keys, session_keys
 from ._outage import Outage
@@ -77,7 +78,8 @@ class Fleet:
         self._usual = 0.0
         self.models: dict[str, Route] = {route.model: route for route in routes}
         self.routes: dict[str, Route] = {}
-        self._reported_only: Final = not self.models
+        self._reported_only = not self.models
+        self._touched: OrderedDict[str, str] = OrderedDict()  # what operators did, by the worker's id
         self._reported: set[str] = set()
         self._known: dict[str, float] = {}  # until when a reported name is known
         self._serving: dict[str, list[WorkerBook]] = {}
@@ -110,7 +112,49 @@ class Fleet:
 
     def _add(self, worker: Worker) -> WorkerBook:
         book = self.books[worker.id] = self._of_worker[worker] = WorkerBook(worker, self.settings)
+        book.operator = self._touched.get(worker.id, UNTOUCHED)
         return book
+
+    def describe(self, worker: Worker) -> None:
+        """Describe the worker of this id, which must be there, anew; its place, state and counts stay."""
+        book = self.books[worker.id]
+        book.describe(worker)
+        self._of_worker[worker] = book
+        self._see_to_names()
+        self.changed()
+
+    def arrange(self, ids: Iterable[str]) -> None:
+        """Let the named workers come first, in this order, as they do in the file."""
+        first = {name: self.books[name] for name in ids if name in self.books}
+        self.books = {**first, **self.books}
+        self._see_to_names()
+
+    def reroute(self, routes: Iterable[Route]) -> None:
+        """Serve other models from now on. Who waits for one that is gone is refused; streams go on."""
+        self.models = {route.model: route for route in routes}
+        self._reported_only = not self.models
+        self._see_to_names()
+        self.changed()
+
+    def touch(self, worker_id: str, how: str) -> str:
+        """Take a worker out, or back in, as an operator says; answers how it was.
+
+        Args:
+            how: `DRAINED` or `EJECTED`: nothing more is placed there, nor at another process of that
+                name; `UNTOUCHED`: all is as if nobody had.
+
+        Raises:
+            KeyError: there is no such worker.
+        """
+        book = self.books[worker_id]
+        before, book.operator = book.operator, how
+        self._touched.pop(worker_id, None)
+        if how != UNTOUCHED:
+            self._touched[worker_id] = how
+            if len(self._touched) > MOST_NAMES_GONE:
+                self._touched.popitem(last=False)
+        self.changed()
+        return before
 
     def remove(self, worker_id: str) -> WorkerBook | None:
         """Place nothing more at a worker; what runs there may finish."""
@@ -124,8 +168,12 @@ class Fleet:
         return book
 
     def _forget(self, book: WorkerBook) -> None:
-        if book.removed and not (book.held or book.draining):
+        if book.held or book.draining:
+            return
+        if book.removed:
             self._of_worker.pop(book.worker, None)
+        while book.earlier:
+            self._of_worker.pop(book.earlier.pop(), None)
 
     def report_models(self, book: WorkerBook, models: Iterable[str]) -> None:
         """Take the list of models that a worker reports."""
@@ -224,7 +272,7 @@ class Fleet:
         """Slots of all workers of a pool."""
         if not self._pools:
             self._find_pools()
-        return sum(book.slots for book in self._pool_books.get(pool, ()))
+        return sum(book.slots for book in self._pool_books.get(pool, ()) if book.placeable)
 
     def asks_for_any(self, names: Iterable[str]) -> bool:
         """Whether a model is served by whoever reports it, and these names are enough for that."""
@@ -467,6 +515,24 @@ class Fleet:
         elif events:
             book.probe.event(at)
             book.progress.progressed(exchange_id, at, events)
+
+    # -- what operators say of breakers
+
+    def breaker_states(self, worker_id: str) -> dict[str, str]:
+        """Answer the state of each breaker of a worker, by model. Raises KeyError: there is none."""
+        now = self._now()
+        return {model: each.state(now).value for model, each in self.books[worker_id].breakers.items()}
+
+    def reset_breakers(self, worker_id: str, models: Iterable[str]) -> None:
+        """Forget the faults of a worker for some models. Raises KeyError: there is no such worker."""
+        for model in models:
+            self.books[worker_id].breaker(model).reset(self._now())
+        self.changed()
+
+    def force_breaker(self, worker_id: str, model: str) -> None:
+        """Place nothing of a model at a worker until its breaker is reset. Raises KeyError, likewise."""
+        self.books[worker_id].breaker(model).force_open(self._now())
+        self.changed()
 
     # -- what is read of workers
 
