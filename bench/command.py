@@ -24,6 +24,7 @@ SCENARIOS: Final = (
     "overhead",
     "aborts",
     "stalled_clients",
+    "slow_consumers",
     "leaves",
     "large_bodies",
     "routing",

@@ -59,10 +59,17 @@ def load(mode: str, port: int, pids: Sequence[int] = (), **options: object) -> A
     Raises:
         BenchError: it failed, or ran past ``limit_s`` seconds.
     """
+    with loading(mode, port, pids, **options) as client:
+        return result_of(client)
+
+
+@contextmanager
+def loading(mode: str, port: int, pids: Sequence[int] = (), **options: object) -> Iterator[Child]:
+    """Run the load client while the block runs, beside what that does; see `load` and `result_of`."""
     options.setdefault("limit_s", LIMIT_S)
     fixed = {"mode": mode, "port": port, "pids": ",".join(map(str, pids))}
     with Child([str(program("client")), *_arguments(fixed | options)], name="client") as client:
-        return _last_line(client)
+        yield client
 
 
 def arrivals(port: int, pids: Sequence[int] = (), **options: object) -> Answer:
@@ -76,10 +83,15 @@ def arrivals(port: int, pids: Sequence[int] = (), **options: object) -> Answer:
     options.setdefault("limit_s", LIMIT_S)
     fixed = {"port": port, "pids": ",".join(map(str, pids))}
     with Child([str(program("arrivals")), *_arguments(fixed | options)], name="arrivals") as client:
-        return _last_line(client)
+        return result_of(client)
 
 
-def _last_line(client: Child) -> Answer:
+def result_of(client: Child) -> Answer:
+    """Wait for a load client's own end and answer what it measured.
+
+    Raises:
+        BenchError: it failed, or ran past its limit.
+    """
     output, code = client.finish(LIMIT_S + 10)
     if code:
         why = "ran past its limit" if code < 0 else f"exited with {code}"
@@ -107,4 +119,4 @@ def holding(port: int, **options: object) -> Iterator[Child]:
 def release(holder: Child) -> Answer:
     """End a holding client and answer what it saw; ``good`` = still open at the end."""
     holder.close_stdin()
-    return _last_line(holder)
+    return result_of(holder)

@@ -1,4 +1,4 @@
-/* The load client: opens answers, reads them strictly, leaves them, or never reads.
+/* The load client: opens answers, reads them strictly or slowly, leaves them, or never reads.
  *
  * One thread, one epoll set, one JSON line on stdout. Every answer that is read is
  * checked: the HTTP message has its proper end, a stream has exactly the asked
@@ -10,6 +10,13 @@
  *                    --how fin (close with nothing unread) | rst (SO_LINGER 0) | mix
  *   --mode hold      N streams asked for and never read; prints "ready", then holds
  *                    until --hold-ms passed or stdin ends
+ *   --mode stall     N streams asked for and never read, or never acknowledged, each until the
+ *                    other side ends it: when its last byte came, and when it ended
+ *
+ * With --rate a stream is read at so many bytes a second, with --exact every event is
+ * compared with what the engine must have written. --ws 1 asks over WebSockets, one
+ * for each stream, --ws 2 every second one; with --credit every second of those gives so
+ * much, and acknowledges each time half of it is used up.
  *
  * CPU of the processes in --pids is read at both ends of the window, which is:
  * stream with --window-ms: from --warm-ms after every stream had its first token;
@@ -24,13 +31,13 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
-enum { MAX_PIDS = 64, MAX_KEYS = 64, READ = 256 * 1024, MAX_REASONS = 32, CONTENT_DIGITS = 8 };
+enum { READS_A_SECOND = 10, MAX_PIDS = 64, MAX_KEYS = 64, READ = 256 * 1024, MAX_REASONS = 32, CONTENT_DIGITS = 8 };
 
 static struct {
     const char *mode, *host, *model, *phase, *how, *pids, *keys;
     int64_t port, streams, tokens, pace_us, spread, delay_us, head, bytes, requests, warm, usage;
     int64_t ramp_us, warm_ms, window_ms, measured, tries, min_us, max_us, max_tokens, id_base;
-    int64_t pause_us, rcvbuf, hold_ms, limit_s, seed, batch, vary;
+    int64_t pause_us, rcvbuf, hold_ms, limit_s, seed, batch, vary, rate, exact, ws, credit;
 } opt = {
     .mode = "stream", .host = "127.0.0.1", .model = "bench-model", .phase = "streaming", .how = "fin", .pids = "",
     .keys = "", .streams = 1, .tokens = 16, .spread = 1, .head = 1, .bytes = -1, .requests = 1, .measured = -1,
@@ -58,12 +65,23 @@ struct conn {
     int64_t id, leave_at, leave_tokens;
     bool by_reset;
     int64_t open_at;          /* not before this time, when not live */
+    /* reading slowly */
+    int64_t read_due, items;  /* events so far, the first and the last included */
+    /* over a WebSocket */
+    bool ws, credited, asked;
+    struct buf ask;           /* what is sent once it is open */
+    int64_t deltas, acked, came_at;
 };
 
 struct try_record {
     int64_t id, left_ns, tokens;
     bool by_reset;
     const char *result;
+};
+
+struct end_record {
+    int64_t id, last_ns, ended_ns;
+    const char *kind, *result;
 };
 
 static int poll_fd;
@@ -79,6 +97,10 @@ static int64_t first_tokens, finished, good, issued, leftover_bytes;
 static int64_t *latencies, latency_count;
 static struct try_record *tries;
 static int64_t try_count;
+static struct end_record *ends;
+static int64_t end_count;
+static char role_event[EVENT_ROOM], content_event_text[EVENT_ROOM], finish_event[EVENT_ROOM]; /* with --exact */
+static int role_len, content_len, finish_len, content_digits;
 
 static void reason(const char *what)
 {
@@ -111,6 +133,8 @@ static void begin_answer(struct conn *c)
     c->left = c->body_bytes = c->tokens = c->comments = 0;
     c->chunk = SIZE;
     c->finishes = c->dones = c->errors = c->strays = c->usages = 0;
+    c->items = c->deltas = c->acked = c->came_at = 0;
+    c->asked = false;
     c->broken = NULL;
     c->first_at = c->last_at = 0;
     c->text.off = c->text.len = 0;
@@ -133,6 +157,27 @@ static void content_event(struct conn *c, const char *digits, int64_t now)
     c->last_at = now;
 }
 
+/* The event that comes next has to be this. Its length if ``p`` begins with it, else 0. */
+static size_t expected(struct conn *c, const char *p, size_t n)
+{
+    int64_t item = c->items++;
+    const char *text = item == 0 ? role_event : item <= opt.tokens ? content_event_text : finish_event;
+    size_t len = (size_t)(item == 0 ? role_len : item <= opt.tokens ? content_len : finish_len);
+    if (item > opt.tokens + 1)
+        return 0;
+    if (item && item <= opt.tokens)
+        put_digits(content_event_text + content_digits + 8, 8, item - 1, '0');
+    return n >= len && !memcmp(p, text, len) ? len : 0;
+}
+
+static void learn_events(void)
+{
+    role_len = event_role(role_event, opt.model);
+    content_len = event_content(content_event_text, opt.model, opt.bytes < 0 ? 250 : opt.bytes, &content_digits);
+    finish_len = event_finish(finish_event, opt.model);
+    role_event[role_len++] = content_event_text[content_len++] = finish_event[finish_len++] = '}';
+}
+
 static void one_event(struct conn *c, const char *p, size_t n, int64_t now)
 {
     static const char CONTENT[] = "\"content\":\" t", FINISH[] = "\"finish_reason\":\"";
@@ -148,6 +193,8 @@ static void one_event(struct conn *c, const char *p, size_t n, int64_t now)
         c->dones++;
         return;
     }
+    if (opt.exact && !c->ws && (n < 6 || memcmp(p, "data: ", 6) || expected(c, p + 6, n - 6) != n - 6))
+        c->broken = "other bytes";
     const char *content = memmem(p, n, CONTENT, sizeof CONTENT - 1);
     if (content && content + sizeof CONTENT - 1 + CONTENT_DIGITS <= p + n)
         content_event(c, content + sizeof CONTENT - 1, now);
@@ -255,6 +302,103 @@ static enum step chunks(struct conn *c, int64_t now)
     return step;
 }
 
+/* ---- WebSockets ----------------------------------------------------------- */
+
+static void add_frame(struct buf *to, int opcode, const char *p, size_t n)
+{
+    char head[8] = {(char)(0x80 | opcode), (char)(0x80 | (n < 126 ? n : 126)), (char)(n >> 8), (char)n};
+    buf_add(to, head, n < 126 ? 2 : 4);
+    buf_add(to, "\0\0\0\0", 4); /* the mask */
+    buf_add(to, p, n);
+}
+
+/* Send what waits, as far as it goes. */
+static void say(struct conn *c)
+{
+    while (c->out.off < c->out.len) {
+        ssize_t n = send(c->fd, c->out.p + c->out.off, c->out.len - c->out.off, MSG_NOSIGNAL);
+        if (n < 0)
+            return; /* reading will tell if nobody is there */
+        c->out.off += (size_t)n;
+    }
+}
+
+static void acknowledge(struct conn *c)
+{
+    char text[128];
+    c->acked = c->deltas;
+    int n = snprintf(text, sizeof text, "{\"type\":\"ack\",\"stream_id\":\"s\",\"seq\":%lld}", (long long)c->acked);
+    add_frame(&c->out, 1, text, (size_t)n);
+    say(c);
+}
+
+static void delta(struct conn *c, const char *p, size_t n, int64_t now)
+{
+    static const char HEAD[] = "{\"type\":\"delta\",\"stream_id\":\"s\",\"seq\":", CHUNK[] = ",\"chunk\":", TOKENS[] = ",\"tokens\":";
+    char *chunk;
+    c->came_at = now;
+    if (n < sizeof HEAD || memcmp(p, HEAD, sizeof HEAD - 1) || strtoll(p + sizeof HEAD - 1, &chunk, 10) != ++c->deltas ||
+        memcmp(chunk, CHUNK, sizeof CHUNK - 1)) {
+        c->broken = "delta out of order";
+        return;
+    }
+    chunk += sizeof CHUNK - 1;
+    size_t left = (size_t)(p + n - chunk), len = opt.exact ? expected(c, chunk, left) : 0;
+    if (opt.exact && (!len || left < len + sizeof TOKENS || memcmp(chunk + len, TOKENS, sizeof TOKENS - 1)))
+        c->broken = "other bytes";
+    one_event(c, chunk, left, now);
+    if (c->credited && strcmp(opt.mode, "stall") && c->deltas - c->acked >= (opt.credit + 1) / 2)
+        acknowledge(c);
+}
+
+static enum step message(struct conn *c, const char *p, size_t n, int64_t now)
+{
+    static const char TYPE[] = "{\"type\":\"";
+    if (n < sizeof TYPE || memcmp(p, TYPE, sizeof TYPE - 1))
+        return bad(c, "no message");
+    const char *type = p + sizeof TYPE - 1;
+    if (!strncmp(type, "delta\"", 6))
+        delta(c, p, n, now);
+    else if (!strncmp(type, "done\"", 5)) {
+        c->dones++;
+        return ENDED;
+    } else if (strncmp(type, "queued\"", 7) && strncmp(type, "accepted\"", 9))
+        return bad(c, memmem(p, n, "\"client_stalled\"", 16) ? "client_stalled" : "error message");
+    return MORE;
+}
+
+static enum step messages(struct conn *c, int64_t now)
+{
+    for (;;) {
+        unsigned char *p = (unsigned char *)c->in.p + c->in.off;
+        size_t here = c->in.len - c->in.off, n, head = 2;
+        if (here < 2)
+            return MORE;
+        n = p[1];
+        if (n == 126)
+            head = 4;
+        else if (n > 126 || !(p[0] & 0x80))
+            return bad(c, "bad frame");
+        if (here < head)
+            return MORE;
+        if (n == 126)
+            n = (size_t)(p[2] << 8 | p[3]);
+        if (here < head + n)
+            return MORE;
+        c->in.off += head + n;
+        enum step step = MORE;
+        if ((p[0] & 15) == 1)
+            step = message(c, (char *)p + head, n, now);
+        else if ((p[0] & 15) == 9) {
+            add_frame(&c->out, 10, (char *)p + head, n);
+            say(c);
+        } else if ((p[0] & 15) == 8)
+            return bad(c, "closed");
+        if (step != MORE)
+            return step;
+    }
+}
+
 /* Interim answers (1xx) are skipped: a gateway may ask with them who is still there. */
 static enum step heads(struct conn *c)
 {
@@ -270,7 +414,13 @@ static enum step heads(struct conn *c)
         c->chunked = strcasestr(p, "\r\ntransfer-encoding: chunked") != NULL;
         c->left = length ? strtoll(length + 17, NULL, 10) : 0;
         c->in.off += (size_t)(end + 4 - p);
-        if (c->status >= 200) {
+        if (c->status == 101 && c->ws) {
+            c->status = 200;
+            c->has_head = true;
+            buf_add(&c->out, c->ask.p, c->ask.len);
+            say(c);
+            c->asked = true;
+        } else if (c->status >= 200) {
             if (!length && !c->chunked)
                 return bad(c, "no framing");
             c->has_head = true;
@@ -281,8 +431,9 @@ static enum step heads(struct conn *c)
 
 static enum step read_answer(struct conn *c, bool stream)
 {
-    buf_room(&c->in, READ);
-    ssize_t n = recv(c->fd, c->in.p + c->in.len, READ, 0);
+    size_t most = opt.rate && c->asked ? (size_t)(opt.rate / READS_A_SECOND) : READ;
+    buf_room(&c->in, most);
+    ssize_t n = recv(c->fd, c->in.p + c->in.len, most, 0);
     int64_t now = now_ns();
     if (n < 0)
         return errno == EAGAIN ? MORE : bad(c, "reset");
@@ -292,7 +443,9 @@ static enum step read_answer(struct conn *c, bool stream)
     enum step step = heads(c);
     if (step != ENDED)
         return step;
-    if (c->chunked)
+    if (c->asked && c->ws)
+        step = messages(c, now);
+    else if (c->chunked)
         step = chunks(c, now);
     else {
         size_t here = c->in.len - c->in.off, take = here < (size_t)c->left ? here : (size_t)c->left;
@@ -329,6 +482,24 @@ static void make_request(struct conn *c, bool stream)
         buf_fmt(&body, ",\"stream_options\":{\"include_usage\":true}");
     buf_fmt(&body, "}");
     c->out.off = c->out.len = 0;
+    begin_answer(c);
+    if (c->ws) {
+        struct buf ask = {0};
+        buf_fmt(&ask, "{\"type\":\"generate\",\"stream_id\":\"s\",\"operation\":\"chat.completions\",\"body\":%.*s",
+                (int)body.len, body.p);
+        if (c->credited)
+            buf_fmt(&ask, ",\"credit\":%lld", (long long)opt.credit);
+        buf_fmt(&ask, "}");
+        c->ask.off = c->ask.len = 0;
+        add_frame(&c->ask, 1, ask.p, ask.len);
+        buf_free(&ask);
+        buf_free(&body);
+        buf_fmt(&c->out,
+                "GET /v1/tokens HTTP/1.1\r\nhost: %s:%lld\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+                "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+                opt.host, (long long)opt.port);
+        return;
+    }
     buf_fmt(&c->out,
             "POST /v1/chat/completions HTTP/1.1\r\nhost: %s:%lld\r\ncontent-type: application/json\r\n"
             "accept: %s\r\nuser-agent: bench\r\ncontent-length: %zu\r\n",
@@ -340,7 +511,6 @@ static void make_request(struct conn *c, bool stream)
     buf_fmt(&c->out, "\r\n");
     buf_add(&c->out, body.p, body.len);
     buf_free(&body);
-    begin_answer(c);
 }
 
 static void watch(struct conn *c, uint32_t events, int how)
@@ -385,6 +555,7 @@ static bool send_request(struct conn *c, uint32_t afterwards)
         c->out.off += (size_t)n;
     }
     c->sent_at = now_ns();
+    c->asked = !c->ws;
     if (!c->connected)
         watch(c, afterwards, EPOLL_CTL_MOD);
     c->connected = true;
@@ -428,6 +599,28 @@ static void end_answer(struct conn *c)
 
 /* ---- modes -------------------------------------------------------------------- */
 
+/* Read the streams whose time has come; when the next one has its. */
+static int64_t read_slowly(int64_t opened, int64_t now)
+{
+    int64_t wake = now + SECOND / 10;
+    for (int64_t i = 0; i < opened; i++) {
+        struct conn *c = &conns[i];
+        if (!c->live || !c->asked)
+            continue;
+        if (c->read_due <= now) {
+            c->read_due = (c->read_due ? c->read_due : now) + SECOND / READS_A_SECOND;
+            if (read_answer(c, true) != MORE) {
+                end_answer(c);
+                close_conn(c);
+                continue;
+            }
+        }
+        if (c->read_due < wake)
+            wake = c->read_due;
+    }
+    return wake;
+}
+
 static void run_streams(void)
 {
     int64_t opened = 0, next_open = now_ns(), window_due = 0;
@@ -446,6 +639,9 @@ static void run_streams(void)
             make_request(&conns[opened], true);
             open_conn(&conns[opened], true);
         }
+        int64_t slow_wake = opt.rate ? read_slowly(opened, now) : 0;
+        if (finished == opt.streams)
+            break;
         if (windowed && !window_from && first_tokens == opt.streams) {
             if (!window_due)
                 window_due = now + opt.warm_ms * MILLISECOND;
@@ -461,18 +657,22 @@ static void run_streams(void)
             wake = window_from + opt.window_ms * MILLISECOND;
         else if (window_due && !window_from)
             wake = window_due;
+        if (slow_wake && slow_wake < wake)
+            wake = slow_wake;
         int n = epoll_wait(poll_fd, events, 512, wait_ms(wake));
         for (int i = 0; i < n; i++) {
             struct conn *c = events[i].data.ptr;
             enum step step = MORE;
-            if ((events[i].events & EPOLLOUT) && !c->connected && !send_request(c, EPOLLIN))
+            bool waits = opt.rate && c->asked;
+            if ((events[i].events & EPOLLOUT) && !c->connected && !send_request(c, opt.rate && !c->ws ? 0 : EPOLLIN))
                 step = bad(c, "connect");
             else if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR))
                 step = read_answer(c, true);
             if (step != MORE) {
                 end_answer(c);
                 close_conn(c);
-            }
+            } else if (opt.rate && c->ws && c->asked && !waits)
+                watch(c, 0, EPOLL_CTL_MOD); /* from now on it is read by the clock */
         }
     }
     if (!windowed)
@@ -649,6 +849,50 @@ static void run_holding(void)
     close_window();
 }
 
+/* How it ended, and when the last byte before that had come. */
+static void note_end(struct conn *c, const char *result)
+{
+    int64_t now = now_ns(), last = c->came_at;
+    struct tcp_info info;
+    socklen_t n = sizeof info;
+    if (!c->credited && getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &n) == 0)
+        last = now - (int64_t)info.tcpi_last_data_recv * MILLISECOND;
+    ends[end_count++] = (struct end_record){c->id, last, now, !c->ws ? "sse" : c->credited ? "credit" : "ws", result};
+    close_conn(c);
+}
+
+static void run_stalling(void)
+{
+    int64_t opened = 0, next_open = now_ns();
+    ends = malloc(sizeof *ends * (size_t)opt.streams);
+    open_window();
+    while (end_count < opt.streams) {
+        struct epoll_event events[512];
+        int64_t now = now_ns();
+        for (; opened < opt.streams && next_open <= now; opened++, next_open += opt.ramp_us * 1000) {
+            conns[opened].id = opt.id_base + opened;
+            make_request(&conns[opened], true);
+            open_conn(&conns[opened], conns[opened].ws);
+        }
+        int n = epoll_wait(poll_fd, events, 512, opened < opt.streams ? wait_ms(next_open) : 100);
+        for (int i = 0; i < n; i++) {
+            struct conn *c = events[i].data.ptr;
+            if (!c->live)
+                continue;
+            if (!c->connected && (events[i].events & EPOLLOUT)) {
+                if (!send_request(c, c->ws ? EPOLLIN : 0))
+                    note_end(c, "not connected");
+            } else if ((events[i].events & EPOLLIN) && read_answer(c, true) != MORE)
+                note_end(c, c->broken ? c->broken : "whole");
+            else if (events[i].events & (EPOLLHUP | EPOLLERR))
+                note_end(c, "cut");
+            else if (c->ws && c->asked && !c->credited)
+                watch(c, 0, EPOLL_CTL_MOD);
+        }
+    }
+    close_window();
+}
+
 /* ---- report --------------------------------------------------------------------- */
 
 static int by_value(const void *a, const void *b)
@@ -709,6 +953,13 @@ static void report(void)
                    (long long)tries[i].tokens, tries[i].by_reset ? "rst" : "fin", tries[i].result);
         printf("]");
     }
+    if (!strcmp(opt.mode, "stall")) {
+        printf(",\"ends\":[");
+        for (int64_t i = 0; i < end_count; i++)
+            printf("%s[%lld,%lld,%lld,\"%s\",\"%s\"]", i ? "," : "", (long long)ends[i].id, (long long)ends[i].last_ns,
+                   (long long)ends[i].ended_ns, ends[i].kind, ends[i].result);
+        printf("]");
+    }
     printf("}\n");
 }
 
@@ -722,6 +973,7 @@ static const struct { const char *name; const char **text; int64_t *number; } OP
     {"measured", NULL, &opt.measured}, {"tries", NULL, &opt.tries}, {"min-us", NULL, &opt.min_us},
     {"max-us", NULL, &opt.max_us}, {"max-tokens", NULL, &opt.max_tokens}, {"id-base", NULL, &opt.id_base},
     {"pause-us", NULL, &opt.pause_us}, {"rcvbuf", NULL, &opt.rcvbuf}, {"hold-ms", NULL, &opt.hold_ms},
+    {"rate", NULL, &opt.rate}, {"exact", NULL, &opt.exact}, {"ws", NULL, &opt.ws}, {"credit", NULL, &opt.credit},
     {"batch", NULL, &opt.batch}, {"vary", NULL, &opt.vary}, {"limit-s", NULL, &opt.limit_s}, {"seed", NULL, &opt.seed},
 };
 enum { OPTION_COUNT = sizeof OPTIONS / sizeof OPTIONS[0] };
@@ -763,8 +1015,12 @@ int main(int argc, char **argv)
     conns = calloc((size_t)opt.streams, sizeof *conns);
     if (poll_fd < 0 || !conns)
         die("start");
-    for (int64_t i = 0; i < opt.streams; i++)
+    learn_events();
+    for (int64_t i = 0; i < opt.streams; i++) {
         conns[i].index = (int)i;
+        conns[i].ws = opt.ws == 1 || (opt.ws == 2 && i % 2);
+        conns[i].credited = conns[i].ws && opt.credit && i / opt.ws % 2;
+    }
     if (!strcmp(opt.mode, "stream"))
         run_streams();
     else if (!strcmp(opt.mode, "buffered"))
@@ -773,6 +1029,8 @@ int main(int argc, char **argv)
         run_leaving();
     else if (!strcmp(opt.mode, "hold"))
         run_holding();
+    else if (!strcmp(opt.mode, "stall"))
+        run_stalling();
     else {
         fprintf(stderr, "client: no mode %s\n", opt.mode);
         return 2;

@@ -108,6 +108,53 @@ static inline void buf_free(struct buf *b)
     memset(b, 0, sizeof *b);
 }
 
+/* ---- the engine's events, which the client knows by heart ---- */
+
+enum { MAX_EVENT = 16 * 1024, EVENT_ROOM = 2 * MAX_EVENT };
+
+static inline int event_begin(char *to, const char *model)
+{
+    return snprintf(to, EVENT_ROOM,
+                    "{\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion.chunk\","
+                    "\"created\":1790000000,\"model\":\"%s\",", model);
+}
+
+/* What begins an answer, and what ends its choice: without what may follow the choices, and the last brace. */
+static inline int event_role(char *to, const char *model)
+{
+    int n = event_begin(to, model);
+    return n + sprintf(to + n, "\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
+                               "\"logprobs\":null,\"finish_reason\":null}]");
+}
+
+static inline int event_finish(char *to, const char *model)
+{
+    int n = event_begin(to, model);
+    return n + sprintf(to + n, "\"choices\":[{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\"}]");
+}
+
+/* One content event, the same way; `text_at`: where the 8 digits of its index belong. With `data: `, the
+ * brace and a blank line it has `size` bytes, if that is enough. */
+static inline int event_content(char *to, const char *model, int64_t size, int *text_at)
+{
+    static const char CHOICE[] = "\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" t00000000\"},"
+                                 "\"logprobs\":null,\"finish_reason\":null}]";
+    int n = event_begin(to, model);
+    n += sprintf(to + n, "\"system_fingerprint\":\"");
+    for (int fill = (int)(size > MAX_EVENT ? MAX_EVENT : size) - n - (int)(sizeof CHOICE - 1) - 9; fill > 0; fill--)
+        to[n++] = 'x';
+    *text_at = n + (int)(strstr(CHOICE, "00000000") - CHOICE);
+    return n + sprintf(to + n, "%s", CHOICE);
+}
+
+static inline void put_digits(char *end, int width, int64_t value, char pad)
+{
+    for (int i = 0; i < width; i++) {
+        *--end = value || i == 0 ? (char)('0' + value % 10) : pad;
+        value /= 10;
+    }
+}
+
 /* Ends with whoever started us, and never outlives `limit_s` seconds. */
 static inline void bound_life(unsigned limit_s)
 {

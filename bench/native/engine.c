@@ -48,7 +48,6 @@ enum {
     MAX_HEAD = 64 * 1024,
     MAX_BODY = 8 * 1024 * 1024,
     MAX_ANSWER = 64 * 1024 * 1024,
-    MAX_EVENT = 16 * 1024,
     BATCH = 64 * 1024,       /* bytes of a fast stream written per turn */
     SEND_BUFFER = 256 * 1024, /* bounds what a stalled reader costs the kernel */
     MAX_ABORTS = 1 << 17,
@@ -223,23 +222,8 @@ static bool flush(struct conn *c)
 
 /* ---- answers ------------------------------------------------------------ */
 
-static void put_digits(char *end, int width, int64_t value, char pad)
-{
-    for (int i = 0; i < width; i++) {
-        *--end = value || i == 0 ? (char)('0' + value % 10) : pad;
-        value /= 10;
-    }
-}
-
 static const char STREAM_HEAD[] = "HTTP/1.1 200 OK\r\nserver: bench\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
                                   "transfer-encoding: chunked\r\n\r\n";
-
-static int begin_event(const struct conn *c, char *to, size_t room)
-{
-    return snprintf(to, room,
-                    "data: {\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion.chunk\","
-                    "\"created\":1790000000,\"model\":\"%s\",", c->model);
-}
 
 static int framed(char *to, const char *line, int n)
 {
@@ -251,17 +235,10 @@ static int framed(char *to, const char *line, int n)
 
 static void make_event(struct conn *c, int64_t size)
 {
-    char line[2 * MAX_EVENT], frame[2 * MAX_EVENT + 32];
-    static const char CHOICE[] = "\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" t00000000\"},"
-                                 "\"logprobs\":null,\"finish_reason\":null}]";
-    if (size > MAX_EVENT)
-        size = MAX_EVENT;
-    int n = begin_event(c, line, sizeof line);
-    n += sprintf(line + n, "\"system_fingerprint\":\"");
-    for (int fill = (int)size - n - (int)(sizeof CHOICE - 1) - 3; fill > 0; fill--)
-        line[n++] = 'x';
-    c->text_at = n + (int)(strstr(CHOICE, "00000000") - CHOICE);
-    n += sprintf(line + n, "%s", CHOICE);
+    char line[EVENT_ROOM + 256], frame[EVENT_ROOM + 512];
+    int n = sprintf(line, "data: ");
+    n += event_content(line + n, c->model, size, &c->text_at);
+    c->text_at += 6;
     if (c->continuous_usage) {
         n += sprintf(line + n, ",\"usage\":{\"prompt_tokens\":9,\"total_tokens\":");
         c->total_at = n;
@@ -288,7 +265,7 @@ static int put_usage(const struct conn *c, char *to)
 /* One item of the stream; see conn.next. */
 static int put_item(struct conn *c, char *to)
 {
-    char line[4096];
+    char line[EVENT_ROOM + 256];
     int n, length = 0;
     int64_t item = c->next++;
     if (item >= 1 && item <= c->tokens) {
@@ -301,19 +278,20 @@ static int put_item(struct conn *c, char *to)
         counters.tokens++;
         return c->event_len;
     }
-    n = begin_event(c, line, sizeof line);
+    n = sprintf(line, "data: ");
     if (item == 0) {
-        n += sprintf(line + n, "\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
-                               "\"logprobs\":null,\"finish_reason\":null}]}\n\n");
+        n += event_role(line + n, c->model);
+        n += sprintf(line + n, "}\n\n");
         return framed(to, line, n);
     }
-    n += sprintf(line + n, "\"choices\":[{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\"}]");
+    n += event_finish(line + n, c->model);
     if (c->continuous_usage)
         n += put_usage(c, line + n);
     n += sprintf(line + n, "}\n\n");
     length += framed(to, line, n);
     if (c->include_usage) {
-        n = begin_event(c, line, sizeof line);
+        n = sprintf(line, "data: ");
+        n += event_begin(line + n, c->model);
         n += sprintf(line + n, "\"choices\":[]");
         n += put_usage(c, line + n);
         n += sprintf(line + n, "}\n\n");

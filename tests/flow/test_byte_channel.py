@@ -141,14 +141,80 @@ async def test_channels_share_what_the_pool_has_left(nursery: trio.Nursery) -> N
     assert pool.used == two.used == 5
 
 
-async def test_the_pool_can_be_filled_to_its_last_byte() -> None:
+async def test_a_channel_holds_no_more_than_is_left_for_others(nursery: trio.Nursery) -> None:
     pool = BufferPool(12)
     one, two = ByteChannel(CAP, pool), ByteChannel(CAP, pool)
-    await one.put(b"a" * 8)
+    await one.put(b"a" * 7)
     await two.put(b"b")
     with trio.fail_after(1):
-        await two.put(b"c" * 3)
-    assert (pool.used, pool.left) == (12, 0)
+        await two.put(b"c")  # two here, two left and one for this
+    assert (pool.used, pool.left) == (9, 3)
+    putting = Putting(two, b"d" * 2, nursery)  # there is room, but then it would hold more than is left
+    await wait_all_tasks_blocked()
+    assert not putting.through
+    one.take(1)
+    await wait_all_tasks_blocked()
+    assert putting.through
+    assert (two.used, pool.left) == (4, 2)
+
+
+async def test_of_those_who_wait_the_emptiest_go_on_and_no_more_than_find_room(nursery: trio.Nursery) -> None:
+    pool = BufferPool(100)
+    hog, *channels = (ByteChannel(1000, pool) for _ in range(5))
+    await hog.put(b"h" * 80)
+    for number, channel in enumerate(channels):
+        await channel.put(b"c" * (5 - number))
+    puts = [Putting(channel, b"d" * 4, nursery) for channel in channels]
+    await wait_all_tasks_blocked()
+    assert [put.through for put in puts] == [False, False, False, True]  # the last found room at once
+    assert (pool.left, pool.waiting) == (2, 3)
+    hog.take(8)  # of the ten that are left now, one of 3 may take 4; for one of 4 too few are left then
+    await wait_all_tasks_blocked()
+    assert [put.through for put in puts] == [False, False, True, True]
+    assert (pool.left, pool.waiting) == (6, 2)
+
+
+async def test_who_gave_up_waiting_does_not_stay_in_the_way(nursery: trio.Nursery) -> None:
+    pool = BufferPool(20)
+    hog, channel, other = (ByteChannel(1000, pool) for _ in range(3))
+    await hog.put(b"h" * 18)
+    await channel.put(b"c")
+    await other.put(b"o")
+    for _ in range(500):
+        putting = Putting(channel, b"d", nursery)
+        await wait_all_tasks_blocked()
+        putting.scope.cancel()
+        await wait_all_tasks_blocked()
+    last = Putting(other, b"d" * 2, nursery)
+    await wait_all_tasks_blocked()
+    assert (last.through, pool.waiting) == (False, 1)
+    hog.take(3)
+    await wait_all_tasks_blocked()
+    assert last.through
+    assert pool.waiting == 0
+
+
+async def test_whole_answers_go_over_the_bound_one_after_the_other_whoever_gives_up(
+    nursery: trio.Nursery,
+) -> None:
+    pool = BufferPool(10)
+    pool.take(10)
+    through: list[Gathering] = []
+    with Gathering(pool) as third:
+        with Gathering(pool) as first:
+            await first.take(1)
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as inner:
+                    with Gathering(pool) as second:
+                        inner.start_soon(take, second, 1, through)
+                        await wait_all_tasks_blocked()
+                        nursery.start_soon(take, third, 1, through)
+                        await wait_all_tasks_blocked()
+                        scope.cancel()
+                        await trio.lowlevel.checkpoint()
+            assert not through
+        await wait_all_tasks_blocked()
+        assert through == [third]
 
 
 async def test_an_empty_channel_may_always_hold_one_block(nursery: trio.Nursery) -> None:
@@ -543,7 +609,9 @@ async def test_bytes_come_out_once_and_in_order_and_are_counted_at_every_moment(
         match operation:
             case "put":
                 block = fresh(size)
-                fits = not waits or (len(waits) + size <= CAP and size <= max(20 - others - len(waits), 0))
+                fits = not waits or (
+                    len(waits) + size <= CAP and len(waits) + size <= max(20 - others - len(waits), 0)
+                )
                 with trio.move_on_after(0 if not fits else 5) as scope:
                     await channel.put(block)
                 assert scope.cancelled_caught is not fits

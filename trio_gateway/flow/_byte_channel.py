@@ -5,10 +5,12 @@ count bounds nothing. This one parks the sender while the next block would take
 the buffer over its cap. That stops the pump, which stops reading the engine's
 socket: back pressure reaches the engine without a message of its own.
 
-The cap of each channel is ``min(own cap, what the pool has left)``, so that all
-channels together stay inside the pool, by at most one block over. A block
-larger than the cap passes when the buffer is empty; refusing it would deadlock
-a stream that is legal.
+The cap of each channel is ``min(own cap, what the pool has left)``: nobody may hold
+more than is still there for others (the dynamic threshold of Choudhury and Hahne,
+IEEE/ACM ToN 6(2), 1998). So all channels together stay inside the pool, by at most one
+block over, and with N that are full, a newcomer still finds about 1/(N + 1) of it. A
+block larger than the cap passes when the buffer is empty; refusing it would deadlock a
+stream that is legal.
 
 What waits may be joined into less (`Joiner`), so that a slow receiver has less to
 catch up with.
@@ -21,13 +23,36 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Final, NamedTuple, Protocol, Self
 
 import trio
+
+_STALE: Final = 64  # entries of those who do not wait any more, beside as many as wait
+
+
+@dataclass(slots=True)
+class _Waiter:
+    """Who waits for bytes of a pool.
+
+    Attributes:
+        level: bytes that have to be free before it goes on.
+        size: bytes of them that it then takes.
+        lot: where it is parked; None once it is not any more.
+    """
+
+    level: int
+    size: int
+    lot: trio.lowlevel.ParkingLot | None
 
 
 class BufferPool:
     """Bytes that all exchanges together may hold.
+
+    When some come free, those go on who need the least to be free, which among channels are
+    the emptiest, and no more than there is room for: a thousand may wait, and each write
+    to a slow client gives some back.
 
     Args:
         total: bound in bytes (``delivery.total_buffer_bytes``).
@@ -37,8 +62,11 @@ class BufferPool:
         self.total = total
         self.used = 0
         self._peak = 0
-        self._short: dict[trio.lowlevel.ParkingLot, int] = {}
+        self._numbers = count()
+        self._waiters: list[tuple[int, int, _Waiter]] = []  # a heap, with some that do not wait any more
+        self._waiting = 0
         self._first: Gathering | None = None
+        self._others: dict[Gathering, _Waiter] = {}  # gatherings that wait, in order
 
     @property
     def left(self) -> int:
@@ -48,7 +76,7 @@ class BufferPool:
     @property
     def waiting(self) -> int:
         """How many wait for bytes to come free."""
-        return len(self._short)
+        return self._waiting
 
     def take(self, size: int) -> None:
         """Count ``size`` bytes as held."""
@@ -56,9 +84,14 @@ class BufferPool:
         self._peak = max(self._peak, self.used)
 
     def give(self, size: int) -> None:
-        """Count ``size`` bytes as free again, and wake whoever waits for them."""
+        """Count ``size`` bytes as free again, and wake those who wait for them."""
         self.used -= size
-        self._wake()
+        waiters, left = self._waiters, self.left
+        while waiters and (waiters[0][2].lot is None or waiters[0][0] <= left):
+            waiter = heappop(waiters)[2]
+            if waiter.lot is not None:
+                left -= waiter.size
+                self._wake(waiter)
 
     def lets_over(self, gathering: Gathering) -> bool:
         """Whether this one may go on although there is no room: the first that asked, until it is through."""
@@ -69,12 +102,14 @@ class BufferPool:
     def through(self, gathering: Gathering) -> None:
         """Let another one go over the bound. Idempotent."""
         if self._first is gathering:
-            self._first = None
-            self._wake()
+            self._first = next(iter(self._others), None)
+            if self._first is not None:
+                self._wake(self._others[self._first])
 
-    def _wake(self) -> None:
-        for lot in tuple(self._short):
-            lot.unpark_all()
+    def _wake(self, waiter: _Waiter) -> None:
+        if waiter.lot is not None:
+            waiter.lot.unpark_all()
+            waiter.lot = None
 
     def has_calmed(self, worth: int) -> bool:
         """Whether at least ``worth`` bytes were held since this was last true, and nearly all came free."""
@@ -83,15 +118,31 @@ class BufferPool:
             self._peak = self.used
         return calmed
 
-    async def wait_free(self, lot: trio.lowlevel.ParkingLot) -> None:
-        """Park on ``lot``, to be woken also when bytes of the pool come free."""
-        self._short[lot] = self._short.get(lot, 0) + 1
+    async def wait_free(
+        self, lot: trio.lowlevel.ParkingLot, size: int, level: int, gathering: Gathering | None = None
+    ) -> None:
+        """Park on ``lot``, to be woken also when there is room; whoever wakes looks again.
+
+        Args:
+            size: bytes that are to be taken.
+            level: bytes that have to be free before, at least ``size``.
+            gathering: that waits, and may also be let over the bound.
+        """
+        waiter = _Waiter(level, size, lot)
+        self._waiting += 1
+        if len(self._waiters) > 2 * self._waiting + _STALE:
+            self._waiters = [entry for entry in self._waiters if entry[2].lot is not None]
+            heapify(self._waiters)
+        heappush(self._waiters, (level, next(self._numbers), waiter))
+        if gathering is not None:
+            self._others[gathering] = waiter
         try:
             await lot.park()
         finally:
-            self._short[lot] -= 1
-            if not self._short[lot]:
-                del self._short[lot]
+            waiter.lot = None
+            self._waiting -= 1
+            if gathering is not None:
+                del self._others[gathering]
 
 
 class Gathering:
@@ -116,7 +167,7 @@ class Gathering:
         """Wait until ``size`` more bytes may be held, then hold them."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while size > self._pool.left and not self._pool.lets_over(self):
-            await self._pool.wait_free(self._lot)
+            await self._pool.wait_free(self._lot, size, size, self)
         self._pool.take(size)
         self.held += size
 
@@ -227,8 +278,8 @@ class ByteChannel:
         """
         since = trio.current_time()
         await self.wait_room(len(block))
-        while self._used and len(block) > self._pool.left:
-            await self._pool.wait_free(self._room)
+        while self._used and self._used + len(block) > self._pool.left:
+            await self._pool.wait_free(self._room, len(block), self._used + len(block))
         begun = self._offset if len(self._blocks) == 1 else 0
         if self._joiner is None or not self._blocks or begun or not block:
             self._add(block, since)
