@@ -3,7 +3,8 @@
 Stock Hypercorn's Trio worker lets any exception of one connection leave through
 its server nursery, writes under a shield without a limit, and keeps a connection
 that its peer closed for as long as an idle one. All are cured by the subclass
-here (the first two are measured and described in docs/decisions).
+here (the first two are measured and described in docs/decisions). Whoever keeps
+many connections open locks nobody out: the one that was idle for longest gives way.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class GuardedConfig(Config):
     Attributes:
         bug: takes an exception that should not have happened.
         most: connections at a time.
-        open: the connections that are served now.
+        open: the connections that are served now; of the idle ones, those that are for longest come first.
     """
 
     bug: Callable[[str, BaseException], None] = staticmethod(lambda where, exc: None)
@@ -77,7 +78,7 @@ class GuardedConfig(Config):
 
     def __init__(self) -> None:
         super().__init__()
-        self.open: set[GuardedServer] = set()
+        self.open: dict[GuardedServer, None] = {}
 
     def create_sockets(self) -> Sockets:
         """Bind the addresses.
@@ -96,18 +97,25 @@ class GuardedServer(TCPServer):
     """One connection, whose faults stay its own."""
 
     config: GuardedConfig
+    idle = True  # no request of it is being answered
     _ended = False  # the peer sends nothing more
 
     async def run(self) -> None:
-        """Serve the connection; never raises but Cancelled. One beyond the most is closed."""
+        """Serve the connection; never raises but Cancelled.
+
+        One beyond the most takes the place of the one that was idle for longest; if none is, it is closed.
+        """
         if len(self.config.open) >= self.config.most:
-            await trio.aclose_forcefully(self.stream)
-            return
-        self.config.open.add(self)
+            idle = next((other for other in self.config.open if other.idle), self)
+            self.config.open.pop(idle, None)
+            await trio.aclose_forcefully(idle.stream)
+            if idle is self:
+                return
+        self.config.open[self] = None
         try:
             await self._run_guarded()
         finally:
-            self.config.open.discard(self)
+            self.config.open.pop(self, None)
 
     async def _run_guarded(self) -> None:
         try:
@@ -118,6 +126,11 @@ class GuardedServer(TCPServer):
             self.config.bug("admin connection", group)
             await trio.aclose_forcefully(self.stream)
 
+    def _note(self, idle: bool) -> None:
+        self.idle = idle
+        if idle and self in self.config.open:  # goes to the end of those that are
+            self.config.open[self] = self.config.open.pop(self)
+
     async def _read_data(self) -> None:
         await super()._read_data()
         self._ended = True
@@ -125,15 +138,18 @@ class GuardedServer(TCPServer):
 
     async def protocol_send(self, event: Event) -> None:
         """Write within a limit; a peer that does not read is closed."""
-        if self._ended and isinstance(event, Updated):
-            return
+        if isinstance(event, Updated):
+            self._note(event.idle)
+            if self._ended:
+                return
         if not isinstance(event, RawData):
             await super().protocol_send(event)
             return
         if not event.data:
             return
         async with self.send_lock:
-            with trio.move_on_after(STUCK, shield=True):
+            # No shield: who does not read holds up the end of the process for no moment.
+            with trio.move_on_after(STUCK):
                 try:
                     await self.stream.send_all(event.data)
                 except (trio.BrokenResourceError, trio.ClosedResourceError):

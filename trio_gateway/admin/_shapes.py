@@ -234,7 +234,7 @@ SHAPES: Final[Mapping[str, Schema]] = MappingProxyType(
             limits=table(
                 shape(
                     value=anything(),
-                    source=word("file", "environment", "live", "default"),
+                    source=word("file", "environment", "argument", "live", "default"),
                     applies=word("now", "new_requests", "restart", meaning="when a change counts"),
                 ),
                 "by name of the setting, with dots",

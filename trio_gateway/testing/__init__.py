@@ -4,6 +4,7 @@
 * `RawClient` plays clients: they stall, trickle, half-close and leave.
 * `RecordingClient`, `FakeEngine` and `WorkerSet` play all that an exchange meets without
   a socket, so that its clock can be a fake one.
+* `FakeAdminPort` plays a process that operators look at and steer.
 * `LocalEngine` is no fake: llama.cpp with a small model, as a child process.
 
 Modules in the order of reading::
@@ -19,10 +20,15 @@ Modules in the order of reading::
     _fake_client        the ports of an exchange, over no socket:
     _fake_engine        clients, engines,
     _worker_set         and the workers of one process
+    _admin_port         the process behind the operators' door
     _conditions, _until waiting without polling
     _llama              the real engine
 """
 
+from ._admin_port import FakeAdminPort as FakeAdminPort
+from ._admin_port import ending_row as ending_row
+from ._admin_port import request_row as request_row
+from ._admin_port import worker_row as worker_row
 from ._agent import AGENT_HEAD as AGENT_HEAD
 from ._agent import agent_failure as agent_failure
 from ._agent import agent_record as agent_record
