@@ -157,6 +157,7 @@ async def test_what_is_under_way_can_be_found_and_what_nobody_knows_can_not(
         name = running.exchange.request.exchange_id
         assert rig.live.find(name) is running.exchange
         assert rig.live.flight(name) is running.exchange.flight
-        assert rig.live.find("nobody") is rig.live.flight("nobody") is None
+        assert rig.live.find("nobody") is None
+        assert rig.live.flight("nobody") is None
         running.exchange.end(OPERATOR)
         await running.over.wait()

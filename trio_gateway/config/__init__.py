@@ -34,6 +34,7 @@ from trio_gateway.config._sections import (
     TlsSettings,
 )
 from trio_gateway.config._settings import Settings
+from trio_gateway.config._source import LIVE, Source
 from trio_gateway.config._stored import Merged, TenantMerger
 from trio_gateway.config._tables import (
     CANCEL_GRACE,
@@ -47,6 +48,7 @@ from trio_gateway.config._tables import (
 __all__ = [
     "CANCEL_GRACE",
     "DEFAULT_SLOTS",
+    "LIVE",
     "AdminSettings",
     "AdmissionSettings",
     "Bind",
@@ -70,6 +72,7 @@ __all__ = [
     "ServerSettings",
     "Settings",
     "ShutdownSettings",
+    "Source",
     "StreamSettings",
     "TenantMerger",
     "TenantSettings",

@@ -299,7 +299,8 @@ def _check_public_binds(draft: Draft, report: Report) -> None:
 
 
 def _check_admin_binds(draft: Draft, report: Report) -> None:
-    if report.document.tree.get("admin", {}).get("tokens"):
+    written = report.document.tree.get("admin")
+    if isinstance(written, dict) and written.get("tokens"):
         return
     for index, bind in enumerate(draft.value("admin", "bind") or ()):
         if not bind.local:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from types import MappingProxyType
@@ -78,7 +78,7 @@ def parse_settings(
     Raises:
         ConfigurationError: with every problem that was found.
     """
-    return _assemble(parse_document(text, name), environ, overrides, FilePath(folder)).settings
+    return assemble(parse_document(text, name), environ, overrides, FilePath(folder)).settings
 
 
 def names_database(
@@ -95,21 +95,34 @@ def names_database(
         ConfigurationError: the file can not be read at all.
     """
     name = os.fspath(path)
-    document = parse_document(_read_text(name), name)
-    _lay_over(document, environ, overrides)
+    document = parse_document(read_text(name), name)
+    _lay_over(document, read_overrides(environ, overrides))
     return document.written(("database", "url")) is not None
 
 
 def load(path: str | os.PathLike[str], environ: Mapping[str, str], overrides: Sequence[str]) -> Loaded:
     """Do as `load_settings` does, and keep the origins."""
     name = os.fspath(path)
-    return _assemble(parse_document(_read_text(name), name), environ, overrides, FilePath(name).parent)
+    return assemble(parse_document(read_text(name), name), environ, overrides, FilePath(name).parent)
 
 
-def _assemble(
-    document: Document, environ: Mapping[str, str], overrides: Sequence[str], folder: FilePath
+def assemble(
+    document: Document,
+    environ: Mapping[str, str],
+    overrides: Sequence[str],
+    folder: FilePath,
+    live: Iterable[Override] = (),
 ) -> Loaded:
-    problems = list(_lay_over(document, environ, overrides))
+    """Lay everything over a document, and judge what comes of it.
+
+    Args:
+        document: changed by what is laid over it.
+        live: laid over all else.
+
+    Raises:
+        ConfigurationError: with every problem that was found.
+    """
+    problems = list(_lay_over(document, [*read_overrides(environ, overrides), *live]))
     report = Report(document, problems)
     draft = validate(document, report)
     check(draft, report)
@@ -141,9 +154,9 @@ def _reading_order(problem: Problem, document: Document) -> tuple[bool, int]:
     return problem.file != document.name, problem.line or 0
 
 
-def _lay_over(document: Document, environ: Mapping[str, str], overrides: Sequence[str]) -> list[Problem]:
+def _lay_over(document: Document, overrides: Iterable[Override | Problem]) -> list[Problem]:
     problems = []
-    for item in read_overrides(environ, overrides):
+    for item in overrides:
         if isinstance(item, Override):
             try:
                 document.lay_over(item)
@@ -157,7 +170,12 @@ def _lay_over(document: Document, environ: Mapping[str, str], overrides: Sequenc
 # Files --------------------------------------------------------------------------------------------------
 
 
-def _read_text(name: str) -> str:
+def read_text(name: str) -> str:
+    """Read a configuration file.
+
+    Raises:
+        ConfigurationError: it can not be read, or is no text.
+    """
     try:
         data = _read_bytes(FilePath(name), MAX_FILE)
         text = data.decode()

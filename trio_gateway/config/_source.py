@@ -1,0 +1,131 @@
+"""Where the settings of a running gateway come from, so that they can be read again, or changed in part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path as FilePath
+from typing import Any, Final, Self
+
+from trio_gateway.config._document import PREFIX, TABLE_LISTS, Document, Origin, Override, parse_document
+from trio_gateway.config._lines import read_key
+from trio_gateway.config._load import NO_ENVIRONMENT, assemble, read_text
+from trio_gateway.config._problems import ConfigurationError, Path, Problem
+from trio_gateway.config._settings import Settings
+
+LIVE: Final = "live"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file with what lies over it, as it was read.
+
+    Attributes:
+        settings: what it amounts to.
+        document: says where each value was written.
+    """
+
+    settings: Settings
+    document: Document
+    _name: str
+    _text: str
+    _folder: FilePath
+    _from_file: bool
+    _environ: Mapping[str, str]
+    _arguments: tuple[str, ...]
+
+    @classmethod
+    def read(
+        cls,
+        path: str | os.PathLike[str],
+        environ: Mapping[str, str] = NO_ENVIRONMENT,
+        overrides: Sequence[str] = (),
+    ) -> Self:
+        """Read a file; see `load_settings`.
+
+        Raises:
+            ConfigurationError: with every problem that was found.
+        """
+        name = os.fspath(path)
+        text, folder = read_text(name), FilePath(name).parent
+        return cls._of(name, text, folder, True, environ, tuple(overrides))
+
+    @classmethod
+    def of_text(cls, text: str, *, name: str = "gateway.toml", folder: str | os.PathLike[str] = ".") -> Self:
+        """Read a text; see `parse_settings`. `again` answers the same.
+
+        Raises:
+            ConfigurationError: with every problem that was found.
+        """
+        return cls._of(name, text, FilePath(folder), False, NO_ENVIRONMENT, ())
+
+    @classmethod
+    def _of(
+        cls,
+        name: str,
+        text: str,
+        folder: FilePath,
+        from_file: bool,
+        environ: Mapping[str, str],
+        arguments: tuple[str, ...],
+    ) -> Self:
+        loaded = assemble(parse_document(text, name), environ, arguments, folder)
+        return cls(loaded.settings, loaded.document, name, text, folder, from_file, environ, arguments)
+
+    def again(self) -> Source:
+        """Read the same file once more, with the same variables and arguments laid over it.
+
+        Raises:
+            ConfigurationError: with every problem that was found.
+        """
+        text = read_text(self._name) if self._from_file else self._text
+        return self._of(self._name, text, self._folder, self._from_file, self._environ, self._arguments)
+
+    def with_live(self, values: Mapping[str, Any]) -> Source:
+        """Lay values over all else, by the dotted names of their settings.
+
+        Raises:
+            ConfigurationError: a name is none, or a value can not be taken beside the others.
+        """
+        if not values:
+            return self
+        over = [Override(Origin(LIVE), _key_of(name), value, folded=False) for name, value in values.items()]
+        document = parse_document(self._text, self._name)
+        loaded = assemble(document, self._environ, self._arguments, self._folder, over)
+        return replace(self, settings=loaded.settings, document=loaded.document)
+
+    def written(self, path: Path) -> str:
+        """Say where a value comes from: ``file``, ``environment``, ``argument``, ``live`` or ``default``."""
+        origin = self.document.written(path)
+        if origin is None:
+            return "default"
+        if origin.file == self.document.name:
+            return "file"
+        if origin.file == LIVE:
+            return LIVE
+        return "environment" if origin.file.startswith(PREFIX) else "argument"
+
+    def path_of(self, name: str) -> Path:
+        """Answer where the value of a dotted name stands in the document; entries of tables by their place.
+
+        Raises:
+            KeyError: the document has no entry of that id.
+        """
+        table, *rest = _key_of(name)
+        if table not in TABLE_LISTS:
+            return (table, *rest)
+        ids = [entry.get("id") for entry in self.document.tree.get(table, ())]
+        if rest[0] not in ids:
+            raise KeyError(name)
+        return (table, ids.index(rest[0]), *rest[1:])
+
+
+def _key_of(name: str) -> tuple[str, ...]:
+    try:
+        key, rest = read_key(name)
+    except ValueError:
+        key, rest = (), ""
+    if rest or len(key) < 2:
+        raise ConfigurationError([Problem(LIVE, None, name[:64], "names no key in a section")])
+    return key
