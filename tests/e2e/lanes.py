@@ -56,11 +56,13 @@ class Lanes:
 
     async def close_code(self) -> int:
         """Read until the gateway closes; answers the code, 1006 for none."""
-        reason = None
-        while not self.socket.closed:
+        over = False
+        while not over:
+            over = True
             with contextlib.suppress(ConnectionClosed):
                 await self.receive()
-            reason = self.socket.closed
+                over = False
+        reason = self.socket.closed
         return 1006 if reason is None else int(reason.code)
 
     def of(self, lane: str) -> list[Message]:
@@ -85,13 +87,23 @@ async def lanes(
     key: str = "key-a",
     trust: ssl.SSLContext | None = None,
     headers: Sequence[tuple[bytes, bytes]] = (),
+    unread: int = 10_000,
 ) -> AsyncIterator[Lanes]:
-    """Connect for the length of the block."""
+    """Connect for the length of the block.
+
+    Args:
+        unread: messages that are taken from the socket though nobody waits for them.
+    """
     address = gateway.address
     assert isinstance(address, tuple)
     sent = [(b"authorization", f"Bearer {key}".encode()), *headers]
     async with open_websocket(
-        *address, "/v1/responses", use_ssl=trust or False, extra_headers=sent, disconnect_timeout=2
+        *address,
+        "/v1/responses",
+        use_ssl=trust or False,
+        extra_headers=sent,
+        disconnect_timeout=2,
+        message_queue_size=unread,
     ) as socket:
         try:
             yield Lanes(socket)

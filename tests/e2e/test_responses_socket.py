@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import ssl
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 import pytest
 import trio
 
-from tests.e2e.lanes import Lanes, lanes, text_of, types_of
+from tests.e2e.lanes import Lanes, Message, lanes, text_of, types_of
 from tests.e2e.serving import Serving, error_code, serving, tenant
 from tests.e2e.tls import issue
 from tests.e2e.voices import TEXT, speak, voice_of
@@ -178,6 +179,23 @@ async def test_lanes_at_work_are_bounded_and_the_socket_goes_on() -> None:
         (done,) = await client.until_terminal()
         assert (done["type"], done["stream_id"]) == ("response.completed", "c")
         assert gateway.turned_away() == {"websocket_stream_limit_reached": 1}
+
+
+async def test_a_lane_is_free_as_soon_as_its_client_has_the_last_event() -> None:
+    def play(request: EngineRequest) -> Script:
+        voice = voice_of(request)
+        return (*voice.begun, *voice.last, Hold())  # the engine's message does not end
+
+    async with (
+        open_engine(play) as engine,
+        serving(engine, websocket={"max_streams": 1}) as gateway,
+        lanes(gateway) as client,
+    ):
+        for number in range(10):
+            await client.create(f"lane-{number}")
+            assert types_of(await client.until_terminal()) == ["response.completed"]
+        await gateway.settled(10)
+        assert {record.outcome for record in gateway.records} == {"completed"}
 
 
 async def test_requests_that_wait_behind_others_are_bounded_too() -> None:
@@ -437,7 +455,7 @@ async def test_a_reader_that_takes_nothing_is_ended_with_its_socket() -> None:
     async with (
         open_engine(flood) as engine,
         serving(engine, delivery={"stall_timeout": 0.5, "buffer_bytes": 64 * 1024}) as gateway,
-        lanes(gateway) as client,
+        lanes(gateway, unread=1) as client,
     ):
         await client.create("a")
         await client.create("b")
@@ -458,6 +476,67 @@ async def test_an_owner_can_cancel_a_response_by_its_id() -> None:
         (told,) = await client.until_terminal()
         assert told["error"]["code"] == "request_cancelled"
         assert gateway.records[0].outcome == "client_cancelled"
+
+
+def play_by_lot(request: EngineRequest) -> Script:
+    voice = voice_of(request)
+    many = (*voice.begun, *(20 * voice.words))
+    return {
+        "good": voice.good,
+        "long": (*many, *voice.rest),
+        "cut": (*many, CloseFin()),
+        "refused": (Json({"error": {"message": "no", "code": 400}}, 400),),
+        "hanging": (*voice.begun, Hold()),
+    }[input_of(request)]
+
+
+async def use_by_lot(gateway: Serving, dice: Random) -> list[Message]:
+    """Ask for some responses in some lanes, read some messages, and leave in some way."""
+    async with lanes(gateway) as client:
+        count = dice.randrange(1, 7)
+        kinds = [
+            dice.choice(["good", "long", "good", "long", "cut", "refused", "hanging"]) for _ in range(count)
+        ]
+        for kind in kinds:
+            await client.create(dice.choice(["a", "b", "c"]), input=kind)
+        if "hanging" in kinds or dice.random() < 0.4:
+            for _ in range(dice.randrange(20)):
+                with trio.move_on_after(0.05):
+                    await client.receive()
+            if dice.random() < 0.5:
+                await trio.aclose_forcefully(client.socket._stream)
+        else:
+            await client.until_terminal(count)
+        return client.messages
+
+
+async def test_whatever_happens_nothing_is_left_and_nothing_looks_finished_that_is_not() -> None:
+    heard: list[Message] = []
+    async with (
+        open_engine(play_by_lot) as engine,
+        serving(
+            engine,
+            worker={"slots": 6},
+            admission={"max_wait": 0.5},
+            breaker={"consecutive_faults": 100_000, "fault_ratio": 1.0},
+        ) as gateway,
+    ):
+
+        async def one(seed: int) -> None:
+            heard.extend(await use_by_lot(gateway, Random(seed)))
+
+        for start in range(0, 60, 10):
+            async with trio.open_nursery() as nursery:
+                for seed in range(start, start + 10):
+                    nursery.start_soon(one, seed)
+        await gateway.until(lambda: len(gateway.gateway.live) == 0)
+        records = gateway.records
+    ids = {record.exchange_id for record in records if record.outcome == "completed"}
+    failed = [message["error"] for message in heard if message["type"] == "error"]
+    assert not ids & {error["headers"]["x-request-id"] for error in failed}
+    finished = types_of(heard).count("response.completed")
+    assert 0 < finished <= len(ids)
+    assert len({record.outcome for record in records}) >= 4
 
 
 async def test_it_goes_the_same_way_over_tls(tmp_path: Path) -> None:

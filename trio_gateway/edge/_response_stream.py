@@ -26,7 +26,8 @@ class ResponseStream:
 
     Args:
         lane: in which it is answered.
-        over: called once, when its last message is in the socket, or lost.
+        over: called once, when its last message is in the socket, or lost; perhaps before its exchange
+            has ended, which may wait for the engine.
 
     Attributes:
         tally: of its exchange, once it has one.
@@ -51,6 +52,7 @@ class ResponseStream:
         self._withdrawn = False
         self._cut = False
         self._settled = False
+        self._over = False
         self._gone = trio.Event()
         self._moved = trio.lowlevel.ParkingLot()
         socket.attach(self)
@@ -104,6 +106,7 @@ class ResponseStream:
             self._take(event.data)
         self._ended = self._ended or last
         self._wake()
+        self._see_if_over()
         self._check()
 
     async def flush(self) -> None:
@@ -124,6 +127,7 @@ class ResponseStream:
         self._begun = self._ended = True
         self._log.end(self._failure(problem, extra))
         self._wake()
+        self._see_if_over()
 
     def error_event(self, problem: Problem, extra: dict[str, object], sequence: int) -> bytes:
         """See ClientPort."""
@@ -179,7 +183,7 @@ class ResponseStream:
         self._figure += 1
         if not self.pending:
             self._moved.unpark_all()
-            self._leave_if_over()
+            self._see_if_over()
 
     def lost(self) -> None:
         """See Sender."""
@@ -188,7 +192,7 @@ class ResponseStream:
         self._log.clear()
         self._gone.set()
         self._moved.unpark_all()
-        self._leave_if_over()
+        self._see_if_over()
 
     # -- how its exchange goes, see StreamPort
 
@@ -210,11 +214,15 @@ class ResponseStream:
             problem = Problem.of("client_stalled", "the client did not take the answer in time")
         if problem is not None and (self._cut or not self._ended) and self._socket is not None:
             self._socket.say(self._failure(problem, None))
-        self._leave_if_over()
+        self._see_if_over()
 
-    def _leave_if_over(self) -> None:
-        if self._settled and not self.pending and self._socket is not None:
+    def _see_if_over(self) -> None:
+        if self.pending or not (self._ended or self._settled):
+            return
+        if not self._over:
+            self._over = True
+            self._tell_over()
+        if self._settled and self._socket is not None:
             self._arrivals.look(self._socket)
             self._socket.detach(self)
             self._socket = None
-            self._tell_over()

@@ -133,7 +133,7 @@ class ResponseWriter:
         """Write it whole; it is finished."""
         usage = {
             "input_tokens": generation.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": generation.cached_tokens},
+            "input_tokens_details": {"cached_tokens": generation.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": self._tokens,
             "output_tokens_details": {"reasoning_tokens": self._thought},
             "total_tokens": generation.prompt_tokens + self._tokens,
