@@ -61,7 +61,7 @@ class Access:
         if address != UNIX and not self._is_ours(host):
             raise refusal("host_not_allowed", "this listener has no such name; admin.hosts may name it")
         for origin in _all(headers, b"origin"):
-            if origin.decode("latin-1").lower().partition("://")[2] != host:
+            if not host or origin.decode("latin-1").lower().partition("://")[2] != host:
                 raise refusal("origin_not_allowed", "a page of another origin asked")
         sites, modes = _all(headers, b"sec-fetch-site"), _all(headers, b"sec-fetch-mode")
         if _FOREIGN.intersection(sites) and modes != [b"navigate"]:
@@ -99,7 +99,7 @@ class Access:
 
 def _is_address(name: str) -> bool:
     try:
-        if name.startswith("[") and name.endswith("]"):
+        if name.startswith("[") and name.endswith("]") and "%" not in name:
             ipaddress.IPv6Address(name[1:-1])
         else:
             ipaddress.IPv4Address(name)

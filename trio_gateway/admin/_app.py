@@ -71,9 +71,6 @@ def make_admin_app(
     """
     feed = Feed(port)
 
-    def route(path: str, handler: Handler, method: str = "GET") -> Route:
-        return Route(path, answering(handler, bug), methods=[method])
-
     # Starlette would run plain functions in threads of another event loop.
     async def livez(request: Request) -> Response:  # noqa: ASYNC124
         return as_json({"status": "ok"})
@@ -90,22 +87,36 @@ def make_admin_app(
         _query(request, {})
         return feed.answer()
 
-    routes = [
-        route(LIVEZ, livez),
-        route(METRICS, write_metrics),
-        route(f"{PREFIX}/openapi.json", openapi),
-        route(f"{PREFIX}/feed", live),
-        *(route(PREFIX + read.path, _reader(port, read)) for read in READS),
-        *(route(PREFIX + act.path, _actor(port, act), "POST") for act in ACTS),
-        *(route(path, _page(page)) for path, page in pages.items()),
-    ]
+    reading = {
+        LIVEZ: livez,
+        METRICS: write_metrics,
+        f"{PREFIX}/openapi.json": openapi,
+        f"{PREFIX}/feed": live,
+        **{PREFIX + read.path: _reader(port, read) for read in READS},
+        **{path: _page(page) for path, page in pages.items()},
+    }
+    acting = {PREFIX + act.path: _actor(port, act) for act in ACTS}
     app = Starlette(
-        routes=routes,
+        routes=[_route(path, reading, acting, bug) for path in {**reading, **acting}],
         middleware=[Middleware(Guard, access, pages)],
         exception_handlers={HTTPException: _not_routed},
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _route(path: str, reading: Mapping[str, Handler], acting: Mapping[str, Handler], bug: Bug) -> Route:
+    """Make one route of a path, so that Starlette can name all its methods to who asks with another."""
+    handlers = {
+        method: answering(found[path], bug)
+        for method, found in (("GET", reading), ("POST", acting))
+        if path in found
+    }
+
+    async def handle(request: Request) -> Response:
+        return await handlers["POST" if request.method == "POST" else "GET"](request)
+
+    return Route(path, handle, methods=list(handlers))
 
 
 # Reading ----------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import random
 
 # Closes that say nothing about this client: the other side went away, or its machine did. After all others,
 # another socket would end the same way: a rule was broken (1002 to 1009, 4400), the key is no good (4401,

@@ -90,11 +90,17 @@ class RawClient:
             view = view[sent:]
 
     async def request(
-        self, method: str, target: str, *, headers: Headers = (), body: bytes | None = None
+        self,
+        method: str,
+        target: str,
+        *,
+        headers: Headers = (),
+        body: bytes | None = None,
+        host: str = "gateway",
     ) -> None:
         """Send a request, remembering its method: an answer to HEAD has no body."""
         self._reader.methods.append(method)
-        await self.send(http_request(method, target, headers=headers, body=body))
+        await self.send(http_request(method, target, headers=headers, body=body, host=host))
 
     # -- leaving
 
