@@ -195,7 +195,8 @@ async def simulated(kind: str) -> AsyncIterator[str]:
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(SimulatedServer(engine, kind).serve, [listener])
+        server = SimulatedServer(engine, kind)
+        nursery.start_soon(server.serve, [listener])  # noqa: ASYNC113 - it listens already
         yield f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
         nursery.cancel_scope.cancel()
 
