@@ -85,7 +85,7 @@ from .fleet import (
 )
 from .flow import BufferPool
 from .ledger import Books, Ledger, LedgerSettings, Record, conservation_errors
-from .telemetry import METRICS_TYPE, Log, render_metrics, return_free_memory
+from .telemetry import METRICS_TYPE, Log, LoopWatch, render_metrics, return_free_memory
 from .tenancy import Caller, Follower, Keyring, RateBook, RateLimits, Stored, Tenant, open_roster
 from .units import MiB
 from .upstream import ConnectionPool, HttpEngine, UpstreamLimits, ask, follow, order, resolve
@@ -116,6 +116,7 @@ class Gateway:
         self._refusal: Problem | None = None
         self.books: Final = Books()
         self.ledger: Final = _make_ledger(settings, self.boot_id, log)
+        self.loop_watch: Final = LoopWatch(settings.telemetry.stall_limit, log)
         self.live: Final = LiveExchanges()
         self.watch: Final = HangupWatch()
         self.drain: Final = DrainKeeper(self._note_idle, self._note_let_go)
@@ -163,6 +164,7 @@ class Gateway:
             {tenant.id: _share(tenant) for tenant in settings.serving_tenants()},
             self.drain.keep,
             random.random,
+            self.books.times.held.see,
         )
         self.room: Final = UnplacedBytes(settings.limits.unplaced_bytes, self.admission.next_return)
         self.rates: Final = _make_rates(settings, self.admission)
@@ -204,7 +206,7 @@ class Gateway:
             listeners += await open_listeners(tuple(map(str, self.settings.server.bind)))
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                watches = (self.watch.run, self.fleet_watch.run, self.named_workers.run)
+                watches = (self.watch.run, self.fleet_watch.run, self.named_workers.run, self.loop_watch.run)
                 for task in (*watches, self.drain.run, self.admission.run, self._sweep):
                     nursery.start_soon(task)
                 if self.follower is not None:
@@ -377,9 +379,12 @@ class Gateway:
             "conservation": {"ok": not errors, "errors": errors},
             "workers": [_worker_figures(book, now) for book in self.fleet.books.values()],
             "idle_after_cancel": dict(self.idle_times),
+            "times": books.times.figures(),
+            "loop": self.loop_watch.figures(),
             "counts": _counts(books),
             "ledger": None if self.ledger is None else self.ledger.statistics(),
             "tenants": None if self.follower is None else self.follower.statistics(),
+            "spans": None,
             "log_lines_dropped": self._log.dropped,
             "recent": list(books.recent),
         }
@@ -410,6 +415,7 @@ class Gateway:
     def _note_idle(self, worker: Worker, seconds: float, confirmed: bool) -> None:
         self.idle_times["confirmed" if confirmed else "assumed"] += 1
         self.idle_times["milliseconds"] += round(seconds * 1000)
+        self.books.times.idle.see(seconds)
 
     def _note_let_go(self, attempt_id: str, generated: int | None) -> None:
         if self.ledger is not None:
@@ -459,6 +465,7 @@ class Gateway:
                 limits=_attempt_limits(settings),
                 wall=time.time,
                 troubled=self._troubled,
+                gapped=self.books.times.gaps.see,
             ),
             books=self.books,
             budget=RetryBudget(settings.retry.budget_ratio),

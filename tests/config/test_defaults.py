@@ -119,6 +119,15 @@ DEFAULTS: dict[str, dict[str, object]] = {
         "gateway_id": None,
     },
     "log": {"level": "info", "format": "json"},
+    "telemetry": {
+        "otlp_endpoint": None,
+        "otlp_headers_file": None,
+        "sample_ratio": 1.0,
+        "export_interval": 15.0,
+        "service_name": "trio-gateway",
+        "stall_limit": 0.25,
+        "otlp_headers": (),
+    },
 }
 
 # Every key that the contract names, in its order.
@@ -164,6 +173,12 @@ FURTHER_KEYS = {
     "database.sync_interval",
     "database.retention_days",
     "database.gateway_id",
+    "telemetry.otlp_endpoint",
+    "telemetry.otlp_headers_file",
+    "telemetry.sample_ratio",
+    "telemetry.export_interval",
+    "telemetry.service_name",
+    "telemetry.stall_limit",
 }
 
 

@@ -138,6 +138,10 @@ class Slots(Protocol):
         """Give slots back."""
 
 
+def _tell_nobody(seconds: float) -> None:
+    """Nobody listens."""
+
+
 @final
 class Lease:
     """A worker's slots, from placement until the engine let go.
@@ -311,6 +315,7 @@ class Admission:
         shares: bounds by tenant id.
         drain: keeps a callback until a worker's engine let go of an attempt, then calls it.
         dice: random numbers from 0 to 1, for jitter.
+        held: told for how many seconds a lease was held, until its attempt was over.
     """
 
     def __init__(
@@ -320,12 +325,14 @@ class Admission:
         shares: Mapping[str, TenantShare],
         drain: Callable[[Worker, str, Callable[[], None]], None],
         dice: Callable[[], float],
+        held: Callable[[float], None] = _tell_nobody,
     ) -> None:
         self._slots = slots
         self.limits = limits
         self._shares = shares
         self._drain = drain
         self._dice = dice
+        self._note_held = held
         self._queue: Scheduler[Ticket] = Scheduler(
             len(TIERS), limits.promote_after, lambda tenant: self._shares[tenant].weight
         )
@@ -802,20 +809,22 @@ class Admission:
         if before == "returned":
             self._doubles += 1
             return
+        now = trio.current_time()
         if before == "held":
             self._held -= 1
+            self._note_held(now - lease.since)
             self._leave_tenant(request.tenant)
             self._holding[lease.counted_at] -= slots
         else:
             self._draining_count -= 1
         self._returned_count += 1
         self._slots.free(request, worker, slots, drained=before == "draining")
-        now = trio.current_time()
         self._rate(lease.counted_at[0]).returned(now, now - lease.since)
         self.dispatch()
 
     def _draining(self, lease: Lease, request: InternalRequest, worker: Worker, slots: int) -> None:
         self._held -= 1
+        self._note_held(trio.current_time() - lease.since)
         self._draining_count += 1
         self._leave_tenant(request.tenant)
         self._holding[lease.counted_at] -= slots

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,12 @@ from trio_gateway.config._certificates import what_is_wrong
 from trio_gateway.config._checks import check
 from trio_gateway.config._document import TABLE_LISTS, Document, Override, parse_document, read_overrides
 from trio_gateway.config._problems import ConfigurationError, Path, Problem, dotted
-from trio_gateway.config._sections import DatabaseSettings, InternalSettings, ServerSettings
+from trio_gateway.config._sections import (
+    DatabaseSettings,
+    InternalSettings,
+    ServerSettings,
+    TelemetrySettings,
+)
 from trio_gateway.config._settings import Settings
 from trio_gateway.config._tables import WorkerSettings
 from trio_gateway.config._validate import Draft, Report, validate
@@ -27,6 +33,9 @@ NO_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({})
 # A configuration of ten thousand workers has about 2 MiB; a key longer than this fits into no request head.
 MAX_FILE: Final = 16 * MiB
 MAX_KEY: Final = 8 * KiB
+_HEADER_LINE: Final = re.compile(
+    rb"([A-Za-z0-9!#$%&'*+.^_`|~-]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)"
+)
 # Whoever has the join token can get requests of clients; less than this can be guessed.
 MIN_JOIN_TOKEN: Final = 16
 
@@ -128,13 +137,15 @@ def assemble(
     check(draft, report)
     workers = tuple(_with_files(draft, report, folder))
     server, internal = draft.sections.get("server"), draft.sections.get("internal")
-    database = draft.sections.get("database")
+    database, telemetry = draft.sections.get("database"), draft.sections.get("telemetry")
     if isinstance(server, ServerSettings):
         server = _with_certificate(server, report, folder)
     if isinstance(internal, InternalSettings):
         internal = _with_join_token(internal, report, folder)
     if isinstance(database, DatabaseSettings):
         database = _with_places(database, folder)
+    if isinstance(telemetry, TelemetrySettings):
+        telemetry = _with_otlp_headers(telemetry, report, folder)
     if report.problems:
         raise ConfigurationError(
             sorted(report.problems, key=lambda problem: _reading_order(problem, document))
@@ -144,6 +155,7 @@ def assemble(
         "server": server,
         "internal": internal,
         "database": database,
+        "telemetry": telemetry,
         "workers": workers,
     }
     parts: dict[str, Any] = {**draft.sections, **lists, **files}
@@ -238,6 +250,19 @@ def _with_join_token(internal: InternalSettings, report: Report, folder: FilePat
     return internal.model_copy(update={"join_token": token})
 
 
+def _with_otlp_headers(telemetry: TelemetrySettings, report: Report, folder: FilePath) -> TelemetrySettings:
+    """Complete the way to a collector with the headers that their file holds."""
+    name = telemetry.otlp_headers_file
+    if name is None:
+        return telemetry
+    try:
+        headers = _read_headers(folder / name)
+    except ValueError as error:
+        report.add(("telemetry", "otlp_headers_file"), f"{error}{_hint_at(folder, name)}")
+        return telemetry
+    return telemetry.model_copy(update={"otlp_headers": headers})
+
+
 def _with_certificate(server: ServerSettings, report: Report, folder: FilePath) -> ServerSettings:
     """Check the files of the listener's certificate, and let their paths count from everywhere."""
     if server.tls is None:
@@ -275,6 +300,19 @@ def _read_key(path: FilePath, least: int = 1) -> SecretStr:
     if any(not 0x21 <= byte <= 0x7E for byte in key):
         raise ValueError("holds a blank or another byte that no key has; it must hold the key alone")
     return SecretStr(key.decode("ascii"))
+
+
+def _read_headers(path: FilePath) -> tuple[tuple[str, SecretStr], ...]:
+    """Read lines of ``name: value``. No message may repeat what was read."""
+    headers = []
+    for number, line in enumerate(_read_bytes(path, MAX_KEY).splitlines(), 1):
+        if not line.strip():
+            continue
+        found = _HEADER_LINE.fullmatch(line.strip())
+        if found is None:
+            raise ValueError(f'holds no header such as "name: value" in line {number}')
+        headers.append((found[1].decode("ascii"), SecretStr(found[2].decode("ascii"))))
+    return tuple(headers)
 
 
 def _read_ca(path: FilePath) -> str:

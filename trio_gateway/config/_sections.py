@@ -9,6 +9,7 @@ from __future__ import annotations
 from fractions import Fraction
 from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
@@ -50,6 +51,22 @@ def _read_network(value: object) -> object:
         case IPv4Network() | IPv6Network():
             return value
     raise ValueError("must be a string, in quotes")
+
+
+def _check_endpoint(url: str | None) -> str | None:
+    if url is not None:
+        parts = urlsplit(url)
+        try:
+            whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            whole = False
+        if not whole or not url.isascii() or not url.isprintable() or " " in url:
+            raise ValueError('must be a URL such as "http://127.0.0.1:4318"')
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ValueError(
+                "must have no user info, query or fragment: put credentials into otlp_headers_file"
+            )
+    return url
 
 
 def _list_of_one(value: object) -> object:
@@ -640,3 +657,50 @@ class LogSettings(Section):
     format: Annotated[
         Literal["json", "console"], about("word", "One JSON object a line, or lines for people.")
     ] = "json"
+
+
+class TelemetrySettings(Section):
+    """What the gateway tells OpenTelemetry, and when it complains of itself.
+
+    `otlp_headers` is no key of the file; it holds what stood in `otlp_headers_file`.
+    """
+
+    otlp_endpoint: Annotated[
+        str | None,
+        AfterValidator(_check_endpoint),
+        about(
+            "URL",
+            'Base URL of a collector that takes OTLP over HTTP, such as "http://127.0.0.1:4318"; traces go '
+            "to `/v1/traces` below it, metrics to `/v1/metrics`; none: nothing is sent.",
+        ),
+    ] = None
+    otlp_headers_file: Annotated[
+        str | None,
+        about(
+            "path",
+            'File with header lines that the collector wants, such as "authorization: Bearer ..."; read at '
+            "start.",
+        ),
+    ] = None
+    sample_ratio: Annotated[
+        float,
+        about(
+            "ratio",
+            "Share of the exchanges that leave a trace, where the caller brought none; a caller's own trace "
+            "is sampled if the caller says so.",
+            ge=0,
+            le=1,
+        ),
+    ] = 1.0
+    export_interval: Annotated[
+        Duration, about("seconds", "Time between two sendings of metrics.", ge=1, le=HOURS)
+    ] = 15.0
+    service_name: Annotated[Id, about("name", "Name of this service in traces and metrics.")] = "trio-gateway"
+    stall_limit: Annotated[
+        Duration,
+        seconds(
+            "Time without the event loop after which a log line tells where it hangs; 0 tells nothing.",
+            zero=True,
+        ),
+    ] = 0.25
+    otlp_headers: tuple[tuple[str, SecretStr], ...] = Field(default=(), exclude=True)

@@ -19,6 +19,7 @@ from trio_gateway.config._sections import (
     ServerSettings,
     ShutdownSettings,
     StreamSettings,
+    TelemetrySettings,
     WebSocketSettings,
 )
 from trio_gateway.config._tables import ModelSettings, TenantSettings, WorkerSettings
@@ -50,6 +51,7 @@ class Settings(Section):
     shutdown: ShutdownSettings = ShutdownSettings()
     database: DatabaseSettings = DatabaseSettings()
     log: LogSettings = LogSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     def workers_of(self, model: ModelSettings) -> tuple[WorkerSettings, ...]:
         """Answer the workers of the file that may serve a model, in its order.

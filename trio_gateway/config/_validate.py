@@ -36,6 +36,7 @@ _MESSAGES: Final = {
 _LOADED: Final[dict[str, dict[str, str | None]]] = {
     "workers": {"api_key": "api_key_file", "ca_pem": None},
     "internal": {"join_token": "join_token_file"},
+    "telemetry": {"otlp_headers": "otlp_headers_file"},
 }
 
 # Digits or characters of a wrong value that are worth repeating.

@@ -91,6 +91,7 @@ class AttemptParts:
         wall: the wall clock, for Retry-After dates.
         troubled: told exchange id, worker id and what went wrong between us and an engine;
             for operators only, it may name addresses.
+        gapped: told the seconds between two reads of a stream that brought output, while the client keeps up.
     """
 
     engine: EnginePort
@@ -99,6 +100,7 @@ class AttemptParts:
     limits: AttemptLimits
     wall: Callable[[], float]
     troubled: Callable[[str, str, str], None] = _say_nothing
+    gapped: Callable[[float], None] | None = None
 
 
 class Attempt:
@@ -128,6 +130,7 @@ class Attempt:
         self._headers = headers
         self._poke = poke
         self._note = note
+        self._gapped = parts.gapped
         self._scope: trio.CancelScope | None = None
         self._expired: Failure | None = None
         self._stream: Relay | None = None
@@ -455,12 +458,15 @@ class Attempt:
         data = await answer.receive()
         seen = relay.progress
         block = relay.feed(data) if data else relay.end()
-        now = trio.current_time() if relay.progress != seen else self._progress_at
+        before = self._progress_at
+        now = trio.current_time() if relay.progress != seen else before
         if relay.committed:
             self._progress_at = now
         if block:
             if not self._tally.committed:
                 self._commit(worker, now)
+            if self._gapped is not None and now > before and not self._delivery.slow:
+                self._gapped(now - before)
             await self._delivery.hand_over(block, now)
         return bool(data)
 

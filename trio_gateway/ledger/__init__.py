@@ -11,6 +11,7 @@ from ._ledger import Ledger, LedgerSettings, read_usage
 from ._record import EventMarks, Record, Tally, TokensOf, four_bytes_each
 from ._replay import LogPort
 from ._rows import DIMENSIONS, GATEWAY_CRASHED, KINDS, UsageRow
+from ._times import Names, Times
 from ._usage_page import FORMATS, parse_dimensions, parse_moment, usage_page
 
 __all__ = [
@@ -25,8 +26,10 @@ __all__ = [
     "Ledger",
     "LedgerSettings",
     "LogPort",
+    "Names",
     "Record",
     "Tally",
+    "Times",
     "TokensOf",
     "UsageRow",
     "conservation_errors",

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from ..contract import Outcome, Phase
 from ..errors import CODES
-from ._histogram import LAG_BOUNDS, Histogram
+from ._histogram import Histogram
 from ._record import Record
+from ._times import OTHER, Names, Times
 
 _KEPT_RECORDS = 256
 
@@ -23,7 +24,8 @@ class Books:
     """Counts of this process, since its start or right now.
 
     Attributes:
-        lags: of each batch of bytes that clients took, for how many seconds the oldest of it had waited.
+        times: how long things took.
+        models, tenants: those that have counts under their names; the labels of counts are bounded.
     """
 
     arrived: int = 0
@@ -38,8 +40,15 @@ class Books:
     cancellations: Counter[tuple[str, str]] = field(default_factory=Counter)
     requests: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
     tokens: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    lags: Histogram = field(default_factory=lambda: Histogram(LAG_BOUNDS))
+    times: Times = field(default_factory=Times)
+    models: Names = field(default_factory=Names)
+    tenants: Names = field(default_factory=Names)
     recent: deque[Record] = field(default_factory=lambda: deque(maxlen=_KEPT_RECORDS))
+
+    @property
+    def lags(self) -> Histogram:
+        """Of each batch of bytes that clients took, for how many seconds the oldest of it had waited."""
+        return self.times.lags
 
     def arrive(self) -> None:
         """A request's head came."""
@@ -83,22 +92,30 @@ class Books:
             self.running -= 1
         outcome = record.outcome
         self.outcomes[outcome] += 1
-        self.requests[(record.operation, record.model, record.tenant, outcome)] += 1
-        for kind in ("prompt", "generated", "delivered", "acknowledged"):
-            self.tokens[(record.tenant, record.model, kind)] += getattr(record, f"tokens_{kind}") or 0
-        if record.phase == Phase.AFTER_CONTENT:
-            undelivered = (record.tokens_generated or 0) - (record.tokens_delivered or 0)
-            self.tokens[(record.tenant, record.model, "queued")] += undelivered
+        self._measure(record)
         if outcome in _FAILURES:
             self.failures[(record.phase, _label(record.code or outcome))] += 1
         elif outcome in _CANCELLATIONS:
             self.cancellations[(outcome, record.phase)] += 1
         self.recent.append(record)
 
+    def _measure(self, record: Record) -> None:
+        """Count for metrics, beside the equations."""
+        tenant, model = self.tenants.of(record.tenant), self.models.of(record.model)
+        self.requests[(record.operation, model, tenant, record.outcome)] += 1
+        tokens, generated, delivered = self.tokens, record.tokens_generated or 0, record.tokens_delivered or 0
+        tokens[(tenant, model, "prompt")] += record.tokens_prompt or 0
+        tokens[(tenant, model, "generated")] += generated
+        tokens[(tenant, model, "delivered")] += delivered
+        tokens[(tenant, model, "acknowledged")] += record.tokens_acknowledged or 0
+        if record.phase == Phase.AFTER_CONTENT:
+            tokens[(tenant, model, "queued")] += generated - delivered
+        self.times.settle(record, model)
+
 
 def _label(code: str) -> str:
     """Name a code in metrics: an engine's own may be any word, and labels come from bounded sets."""
-    return code if code in CODES else "other"
+    return code if code in CODES else OTHER
 
 
 _FAILURES = frozenset({Outcome.UPSTREAM_FAILED, Outcome.REFUSED})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 LAG_BOUNDS: Final = (0.01, 0.1, 1.0, 5.0, 30.0, 120.0)  # seconds; the last ones are when clients are cut off
 
@@ -37,3 +37,12 @@ class Histogram:
         for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
             below += count
             yield bound, below
+
+    def figures(self, labels: dict[str, str]) -> dict[str, Any]:
+        """Copy what was counted, cheaply: each bucket alone, the last one above all bounds."""
+        return {
+            "labels": labels,
+            "bounds": self._bounds,
+            "counts": self._counts.copy(),
+            "seconds": self.total,
+        }

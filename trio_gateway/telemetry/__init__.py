@@ -3,5 +3,6 @@
 from ._log import Log
 from ._memory import return_free_memory
 from ._metrics import METRICS_TYPE, render_metrics
+from ._watchdog import LoopWatch
 
-__all__ = ["METRICS_TYPE", "Log", "render_metrics", "return_free_memory"]
+__all__ = ["METRICS_TYPE", "Log", "LoopWatch", "render_metrics", "return_free_memory"]

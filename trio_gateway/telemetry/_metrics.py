@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
-    SummaryMetricFamily,
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -28,6 +28,7 @@ def render_metrics(statistics: dict[str, Any]) -> bytes:
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Snapshot(statistics))
+    ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
@@ -63,13 +64,6 @@ class _Snapshot:
         yield faults
         yield attempts
         yield from _worker_states(now["workers"])
-        idle = now["idle_after_cancel"]
-        yield SummaryMetricFamily(
-            _PREFIX + "cancel_to_idle_seconds",
-            "From the end of an abandoned attempt until its slot was free.",
-            count_value=idle.get("confirmed", 0) + idle.get("assumed", 0),
-            sum_value=idle.get("milliseconds", 0) / 1000,
-        )
         waiting = GaugeMetricFamily(_PREFIX + "queue_depth", "Requests that wait.", labels=["tier"])
         for tier, value in now["queue"]["tiers"].items():
             waiting.add_metric([tier], value)
@@ -91,13 +85,15 @@ class _Snapshot:
             most.add_metric([stat], value)
         yield most
         yield _gauge("held_up", "Exchanges whose engine waits for their client.", now["held_up"])
-        lag = now["delivery_lag"]
-        yield HistogramMetricFamily(
-            _PREFIX + "delivery_lag_seconds",
-            "For how long the oldest byte of a batch had waited when its client had taken it.",
-            buckets=list(lag["buckets"].items()),
-            sum_value=lag["seconds"],
-        )
+        for name, rows in now["times"].items():
+            yield _histogram(name, rows)
+        yield from _loop(now["loop"])
+        yield from _sockets(now["sockets"])
+        yield _count("log_lines_dropped", "Log lines that nobody took.", now["log_lines_dropped"])
+        if now["ledger"] is not None:
+            yield from _records(now["ledger"])
+        if now["spans"] is not None:
+            yield from _spans(now["spans"])
         yield _gauge(
             "conservation_error",
             "Equations that do not hold; 0, or a bug.",
@@ -131,6 +127,63 @@ def _worker_states(workers: list[dict[str, Any]]) -> Iterator[Metric]:
     yield breakers
 
 
+_HISTOGRAMS: Final = {
+    "admission_wait": ("tier", "From arrival until the first worker."),
+    "time_to_first_content": ("model", "From arrival until the first content was handed to the client."),
+    "stream_duration": ("model", "From the first content of a stream until its exchange was over."),
+    "inter_event_gap": (
+        None,
+        "Between two reads of a stream that brought output, while the client keeps up.",
+    ),
+    "delivery_lag": (
+        None,
+        "For how long the oldest byte of a batch had waited when its client had taken it.",
+    ),
+    "lease_held": ("state", "How long slots were held, and drained afterwards."),
+    "cancel_to_idle": (None, "From the end of an abandoned attempt until its slot was free."),
+    "event_loop_lag": (None, "How late the loop came to a task whose time it was."),
+}
+
+
+def _histogram(name: str, rows: list[dict[str, Any]]) -> HistogramMetricFamily:
+    label, text = _HISTOGRAMS[name]
+    labels = [] if label is None else [label]
+    family = HistogramMetricFamily(f"{_PREFIX}{name}_seconds", text, labels=labels)
+    for row in rows:
+        bounds = (*map(str, row["bounds"]), "+Inf")
+        below = itertools.accumulate(row["counts"])
+        values = [row["labels"][each] for each in labels]
+        family.add_metric(values, list(zip(bounds, below, strict=True)), row["seconds"])
+    return family
+
+
+def _loop(loop: dict[str, Any]) -> Iterator[Metric]:
+    yield _histogram("event_loop_lag", [loop["lag"]])
+    yield _count("event_loop_stalls", "Times that the loop was late by more than its limit.", loop["stalls"])
+    yield _count("event_loop_stalled_seconds", "Seconds of those times together.", loop["stalled_seconds"])
+
+
+def _sockets(sockets: dict[str, int]) -> Iterator[Metric]:
+    yield _gauge("sockets", "Open WebSockets.", sockets["open"])
+    yield _gauge("socket_streams", "Generations on WebSockets that are not over.", sockets["streams"])
+    yield _gauge("resumable_answers", "Answers that are kept for those who may resume.", sockets["resumable"])
+
+
+def _records(ledger: dict[str, Any]) -> Iterator[Metric]:
+    yield _gauge("journal_bytes", "Bytes of the journal of records.", ledger["journal_bytes"])
+    yield _gauge("journal_limit_bytes", "From here on nothing is accepted.", ledger["journal_limit"])
+    yield _gauge("journal_behind_bytes", "Of them not yet in the database.", ledger["behind_bytes"])
+    yield _gauge("database_away", "1: records can not be written to it.", int(ledger["trouble"] is not None))
+    yield _count("records_refused", "Requests that could not be recorded.", ledger["refused"])
+
+
+def _spans(spans: dict[str, int]) -> Iterator[Metric]:
+    family = CounterMetricFamily(_PREFIX + "exported_exchanges", "Exchanges for OTLP.", labels=["state"])
+    for state, value in spans.items():
+        family.add_metric([state], value)
+    yield family
+
+
 _LABELS: Final = {
     "requests": ["operation", "model", "tenant", "outcome"],
     "turned_away": ["code"],
@@ -146,6 +199,10 @@ def _counter(name: str, text: str, counts: list[tuple[list[str], int]]) -> Count
     for labels, value in counts:
         family.add_metric(labels, value)
     return family
+
+
+def _count(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(_PREFIX + name, text, value=value)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
