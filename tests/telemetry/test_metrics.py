@@ -10,6 +10,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from trio_gateway.telemetry import METRICS_TYPE, render_metrics
 
+SERIES = 5  # of such a histogram: three buckets, their count and their sum
+
+
+def histogram(labels: dict[str, str]) -> dict[str, Any]:
+    """Nine values, of which seven are at most 0.1 and eight at most 1."""
+    return {"labels": labels, "bounds": (0.1, 1.0), "counts": [7, 1, 1], "seconds": 4.5}
+
+
 STATISTICS: dict[str, Any] = {
     "version": "1.2.3",
     "connections": 7,
@@ -17,7 +25,26 @@ STATISTICS: dict[str, Any] = {
     "buffered_bytes": 4096,
     "buffered_per_exchange": {"max": 3000, "p99": 1000},
     "held_up": 2,
-    "delivery_lag": {"batches": 9, "seconds": 4.5, "buckets": {"0.1": 7, "1.0": 8, "+Inf": 9}},
+    "times": {
+        "admission_wait": [histogram({"tier": "standard"}), histogram({"tier": "batch"})],
+        "time_to_first_content": [histogram({"model": "m"})],
+        "stream_duration": [],
+        "inter_event_gap": [histogram({})],
+        "delivery_lag": [histogram({})],
+        "lease_held": [histogram({"state": "held"}), histogram({"state": "draining"})],
+        "cancel_to_idle": [histogram({})],
+    },
+    "loop": {"lag": histogram({}), "stalls": 2, "stalled_seconds": 0.75},
+    "sockets": {"open": 21, "streams": 22, "resumable": 23},
+    "log_lines_dropped": 24,
+    "ledger": {
+        "journal_bytes": 100,
+        "journal_limit": 1000,
+        "behind_bytes": 10,
+        "trouble": "away",
+        "refused": 25,
+    },
+    "spans": {"sent": 26, "dropped": 27},
     "queue": {
         "depth": 5,
         "bytes": 500,
@@ -47,7 +74,6 @@ STATISTICS: dict[str, Any] = {
             "breakers": {"m": "open"},
         },
     ],
-    "idle_after_cancel": {"confirmed": 3, "assumed": 1, "milliseconds": 1500},
     "counts": {
         "requests": [(["chat.completions", "m", "acme", "completed"], 11)],
         "turned_away": [(["queue_full"], 12), (["bad_framing"], 1)],
@@ -66,6 +92,7 @@ def samples(statistics: dict[str, Any]) -> dict[tuple[str, tuple[tuple[str, str]
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(page)
         for sample in family.samples
+        if sample.name.startswith("trio_gateway_")
     }
 
 
@@ -100,8 +127,26 @@ def value_of(name: str, statistics: dict[str, Any] = STATISTICS, /, **labels: st
         ("breaker_state", {"worker": "gpu-0", "model": "m"}, 0),
         ("breaker_state", {"worker": "gpu-0", "model": "n"}, 1),
         ("breaker_state", {"worker": "gpu-1", "model": "m"}, 2),
-        ("cancel_to_idle_seconds_count", {}, 4),
-        ("cancel_to_idle_seconds_sum", {}, 1.5),
+        ("admission_wait_seconds_count", {"tier": "batch"}, 9),
+        ("admission_wait_seconds_bucket", {"tier": "standard", "le": "0.1"}, 7),
+        ("time_to_first_content_seconds_sum", {"model": "m"}, 4.5),
+        ("inter_event_gap_seconds_bucket", {"le": "1.0"}, 8),
+        ("lease_held_seconds_count", {"state": "draining"}, 9),
+        ("cancel_to_idle_seconds_count", {}, 9),
+        ("event_loop_lag_seconds_count", {}, 9),
+        ("event_loop_stalls_total", {}, 2),
+        ("event_loop_stalled_seconds_total", {}, 0.75),
+        ("sockets", {}, 21),
+        ("socket_streams", {}, 22),
+        ("resumable_answers", {}, 23),
+        ("log_lines_dropped_total", {}, 24),
+        ("journal_bytes", {}, 100),
+        ("journal_limit_bytes", {}, 1000),
+        ("journal_behind_bytes", {}, 10),
+        ("database_away", {}, 1),
+        ("records_refused_total", {}, 25),
+        ("exported_exchanges_total", {"state": "sent"}, 26),
+        ("exported_exchanges_total", {"state": "dropped"}, 27),
         ("queue_depth", {"tier": "standard"}, 3),
         ("queue_depth", {"tier": "interactive"}, 0),
         ("queue_bytes", {}, 500),
@@ -126,11 +171,31 @@ def test_every_figure_has_its_name_and_labels(name: str, labels: dict[str, str],
 
 def test_there_is_a_sample_for_each_figure_and_no_other() -> None:
     rows = sum(map(len, STATISTICS["counts"].values()))
-    workers, tenants, single = len(STATISTICS["workers"]), len(STATISTICS["queue"]["tenants"]), 7
-    ages, breakers, idle, tiers, buffered, lag = 1, 3, 2, 3, 2, 5
-    others = ages + breakers + idle + tiers + tenants + buffered + lag + single
+    workers, tenants, single = len(STATISTICS["workers"]), len(STATISTICS["queue"]["tenants"]), 11
+    ages, breakers, tiers, buffered, loop, records, exported = 1, 3, 3, 2, SERIES + 2, 5, 2
+    times = SERIES * sum(map(len, STATISTICS["times"].values()))
+    others = ages + breakers + tiers + tenants + buffered + loop + records + exported + times + single
     assert len(samples(STATISTICS)) == rows + 5 * workers + others
-    assert all(name.startswith("trio_gateway_") for name, _ in samples(STATISTICS))
+
+
+def test_the_process_tells_of_itself_under_the_usual_names() -> None:
+    page = render_metrics(STATISTICS).decode()
+    families = {family.name for family in text_string_to_metric_families(page)}
+    others = {name for name in families if not name.startswith("trio_gateway_")}
+    assert {"process_cpu_seconds", "process_resident_memory_bytes", "process_open_fds"} <= others
+    assert all(name.startswith("process_") for name in others)
+
+
+def test_without_a_database_or_a_collector_nothing_is_told_of_them() -> None:
+    plain = {**STATISTICS, "ledger": None, "spans": None}
+    gone = {name for name, _ in samples(STATISTICS)} - {name for name, _ in samples(plain)}
+    assert gone == {
+        f"trio_gateway_{name}"
+        for name in (
+            *("journal_bytes", "journal_limit_bytes", "journal_behind_bytes", "database_away"),
+            *("records_refused_total", "exported_exchanges_total"),
+        )
+    }
 
 
 def test_a_broken_equation_shows() -> None:
