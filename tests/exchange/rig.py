@@ -8,7 +8,7 @@ wait, drain or be held.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -94,6 +94,7 @@ class Rig:
         records, bugs: as they were reported.
         rates: of tenant t1; they do not refill, so that what was used can be seen.
         broken: equations that did not hold after some step.
+        kept: bytes that clients' ports keep beside what exchanges hold.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Rig:
         self.bugs: list[tuple[str, BaseException]] = []
         self.all: list[Running] = []
         self.broken: list[str] = []
+        self.kept: Callable[[], int] = lambda: 0
         self._nursery = nursery
         self.parts = Parts(
             admission=self.workers.admission,
@@ -208,7 +210,7 @@ class Rig:
             draining=counts.draining,
             returned=counts.returned,
             buffered=self.pool.used,
-            sum_of_exchanges=self.live.buffered,
+            sum_of_exchanges=self.live.buffered + self.kept(),
         )
         if self.engine.reading > counts.held:
             wrong.append(f"{self.engine.reading} answers are read under {counts.held} leases")

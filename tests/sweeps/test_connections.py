@@ -18,17 +18,7 @@ import trio
 
 from tests.exchange.rig import Rig
 from tests.sweeps.conftest import Report
-from trio_gateway.edge import (
-    Authenticator,
-    Door,
-    DoorSettings,
-    GenerateSettings,
-    Generator,
-    HangupWatch,
-    HttpServer,
-    ServerLimits,
-)
-from trio_gateway.tenancy import Keyring
+from trio_gateway.edge import HangupWatch
 from trio_gateway.testing import (
     CloseReset,
     FakeAttempt,
@@ -43,22 +33,22 @@ from trio_gateway.testing import (
     make_worker,
     until,
 )
-from trio_gateway.units import KiB, MiB
+from trio_gateway.units import KiB
 
+from .doors import Doors
 from .sweep import SHUTDOWN
 
 LIMIT: Final = 10.0  # seconds; whatever takes longer has failed
 GRACE: Final = 0.001  # seconds a draining lease is kept
 BIG: Final = "x" * 60_000
-LIMITS: Final = ServerLimits(16, 64 * KiB, 100, 5.0, MiB, 5.0, 5.0, MiB)
 
 
 class Served:
     """One connection of a server in this process, with the client on its other side."""
 
-    def __init__(self, rig: Rig, server: HttpServer, client: RawClient) -> None:
+    def __init__(self, rig: Rig, doors: Doors, client: RawClient) -> None:
         self.rig = rig
-        self.server = server
+        self.doors = doors
         self.client = client
         self.scope = trio.CancelScope()
         self.over = False
@@ -67,19 +57,10 @@ class Served:
         """Serve the connection as the accept loop does."""
         try:
             with self.scope:
-                await self.server.serve(stream)
+                await self.doors.server.serve(stream)
         finally:
             stream.socket.close()
             self.over = True
-
-    def left_over(self) -> list[str]:
-        """Name what is still held."""
-        figures = {
-            "open connections": self.server.open,
-            "unplaced bytes": self.server.room.used,
-            "bugs": len(self.rig.bugs),
-        }
-        return [f"{name}: {value}" for name, value in figures.items() if value] + self.rig.left_over()
 
 
 # Stories --------------------------------------------------------------------------------------------------
@@ -209,13 +190,13 @@ async def _replay(story: Story, way: Way, moment: int | None) -> tuple[int, list
         watch = HangupWatch()
         nursery.start_soon(workers.run)
         nursery.start_soon(watch.run)
-        server = _server(rig, watch)
+        doors = Doors(rig, watch, nursery)
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         with trio.fail_after(LIMIT):
             async with listener:
                 before = len(os.listdir("/proc/self/fd"))
                 with await RawClient.connect(listener.socket.getsockname(), receive_buffer=8 * KiB) as client:
-                    served = Served(rig, server, client)
+                    served = Served(rig, doors, client)
                     stream = await listener.accept()
                     counter = _Counter(served, way, moment)
                     trio.lowlevel.add_instrument(counter)
@@ -225,7 +206,7 @@ async def _replay(story: Story, way: Way, moment: int | None) -> tuple[int, list
                 await until(lambda: served.over)
                 await rig.wind_down()
                 trio.lowlevel.remove_instrument(counter)
-                wrong = counter.wrong + served.left_over()
+                wrong = counter.wrong + doors.left_over()
                 if len(watch):
                     wrong.append(f"{len(watch)} connections are watched")
                 if len(os.listdir("/proc/self/fd")) != before:
@@ -245,24 +226,6 @@ def _is_torn(client: RawClient, cut: bool) -> bool:
         return False
     reading = last.chat()
     return reading.done + len(reading.errors) != 1
-
-
-def _server(rig: Rig, watch: HangupWatch) -> HttpServer:
-    generator = Generator(
-        rig.workers.fleet, rig.parts, GenerateSettings(60.0, 60.0, 10_000, 60.0, 0.01), rig.live
-    )
-    door = Door(
-        DoorSettings("sweep", 0),
-        Authenticator(Keyring([], [])),
-        generator,
-        rig.books,
-        lambda: {"m1": "m1"},
-        rig.live,
-        lambda: None,
-        lambda: None,
-        rig.parts.rates,
-    )
-    return HttpServer(door, watch, LIMITS, lambda where, exc: rig.bugs.append((where, exc)), lambda: False)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -86,11 +86,14 @@ class TokenStream:
         self._figure = 0
         self._seen = -1
         self._lost_at: float | None = None
+        self._last_end: int | None = None  # of the last message on the socket
+        self._arrived_whole = False  # before the socket was lost
         self._last: tuple[str, Members] | None = None
         self._stage: tuple[str, Members] | None = None  # what was said last of how it goes
         self._begun = False
         self._skips = False  # the rest of an event that was withdrawn follows
         self._cut = False
+        self._given_up = False  # its exchange was told that nobody is there
         self._settled = False
         self._moved = trio.lowlevel.ParkingLot()
         socket.attach(self)
@@ -162,7 +165,7 @@ class TokenStream:
     async def flush(self) -> None:
         """See ClientPort. Waits also for a socket, if what was sent may have been lost with the last one."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        while self.pending or (self.terms.kept and self._socket is None and self._log.unacknowledged):
+        while self.pending or (self.terms.kept and self._socket is None and not self._arrived_whole):
             self._check()
             await self._moved.park()
         if not self.finished:
@@ -201,6 +204,7 @@ class TokenStream:
                 if self._lost_at is not None:
                     scope.deadline = self._lost_at + self.terms.window
                 await self._moved.park()
+        self._given_up = True
         self._moved.unpark_all()  # whoever waits for a flush has to know as well
 
     @property
@@ -210,7 +214,9 @@ class TokenStream:
         return not self.terms.kept or trio.current_time() >= self._lost_at + self.terms.window
 
     def _check(self) -> None:
-        if self._cut or self._gone:
+        if self._gone:
+            self._given_up = True
+        if self._cut or self._given_up:
             raise ClientGone
 
     def _take(self, data: bytes, more: int) -> None:
@@ -272,12 +278,16 @@ class TokenStream:
         self._arrivals.sent(end, self._socket)
         self._figure += 1
         if not self.pending:
+            if self.ended:
+                self._last_end = end
             self._moved.unpark_all()
             if self._settled:
                 self._leave_socket()
 
     def lost(self) -> None:
         """See Sender."""
+        if self._socket is not None and self._last_end is not None:
+            self._arrived_whole = self._last_end <= self._socket.acknowledged()
         self._arrivals.look(self._socket)
         self._socket = None
         self._lost_at = trio.current_time()
@@ -398,7 +408,7 @@ class TokenStream:
         Raises:
             NotSent, Dropped: it can not.
         """
-        if self._cut:
+        if self._cut or self._given_up or self._gone:
             raise Dropped
         self._log.rewind(after, credit)
         self._leave_socket()
@@ -406,7 +416,8 @@ class TokenStream:
         self.stream_id = stream_id
         self._writer = DeltaWriter(stream_id)
         self._socket = socket
-        self._lost_at = None
+        self._lost_at = self._last_end = None
+        self._arrived_whole = False
         self._seen = -1
         self._note_acknowledged()
         self._count_kept()

@@ -56,7 +56,7 @@ class Sender(Protocol):
         """Answer the next frame that may be sent now; None: there is none."""
 
     def sent(self, end: int) -> None:
-        """All frames that were answered are in the socket; the last of them ends at ``end``."""
+        """The oldest frame that was answered is in the socket, and ends there at ``end``."""
 
     def lost(self) -> None:
         """The socket is gone."""
@@ -82,7 +82,7 @@ class WebSocket:
         self._said_bytes = 0
         self._ready: deque[Sender] = deque()
         self._senders: set[Sender] = set()
-        self._batch: list[tuple[Sender, int]] = []
+        self._batch: deque[tuple[Sender, int]] = deque()  # frames that were taken, and where they end
         self._rest = b""
         self._work = trio.lowlevel.ParkingLot()
         self._emptied = trio.lowlevel.ParkingLot()
@@ -105,14 +105,17 @@ class WebSocket:
         return self._closing is None and not self.over.is_set()
 
     def attach(self, sender: Sender) -> None:
-        """Let a sender take part."""
+        """Let a sender take part; one that comes too late is told so at once."""
+        if self.over.is_set():
+            sender.lost()
+            return
         self._senders.add(sender)
         self.wake(sender)
 
     def detach(self, sender: Sender) -> None:
         """Forget a sender; what was begun of its frames still leaves. Idempotent."""
         self._senders.discard(sender)
-        self._batch = [(other, end) for other, end in self._batch if other is not sender]
+        self._batch = deque((other, end) for other, end in self._batch if other is not sender)
         if sender in self._ready:
             self._ready.remove(sender)
 
@@ -190,15 +193,20 @@ class WebSocket:
         except ClientGone:
             self._lose()
             return
+        if not self._connection.waiting:
+            self._tell_sent()
         if self._blocked:
             self._work.unpark_all()
             if self._taken_at == math.inf:
                 self._hurry.unpark_all()
-            return
-        batch, self._batch = self._batch, []
-        for sender, end in batch:
+        else:
+            self._emptied.unpark_all()
+
+    def _tell_sent(self) -> None:
+        there = self._connection.written
+        while self._batch and self._batch[0][1] <= there:
+            sender, end = self._batch.popleft()
             sender.sent(end)
-        self._emptied.unpark_all()
 
     def _lose(self) -> None:
         """Nothing can be sent any more: tell everybody."""
@@ -288,7 +296,7 @@ class WebSocket:
     def _take(self, event: str | Heard) -> None:
         self.heard = trio.current_time()
         if isinstance(event, str):
-            if self._closing is None:
+            if self.open:
                 self._hear(event)
         elif event.reply:
             self._answer_ping(event.reply)

@@ -75,11 +75,6 @@ class DeltaLog:
             return True
         return seq <= self._limit and not 0 < self._most_kept <= self.kept_bytes
 
-    @property
-    def unacknowledged(self) -> bool:
-        """Whether something was taken that was not acknowledged. The last message never is."""
-        return bool(self._kept) or self.acked < self.sent
-
     def add(self, chunk: bytes, tokens: int, size: int) -> None:
         """Add the delta with the number ``last + 1``."""
         self.last += 1
