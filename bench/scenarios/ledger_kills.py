@@ -15,7 +15,8 @@ Baseline    none: the expectation is exact.
 Expect      each id that a client or the engine has heard has one row, and no row is
             open; whoever got a whole answer has the outcome ``completed``, or
             ``gateway_crashed`` if the kill came between its last byte and its record;
-            nothing crashed but what ran at a kill; without PostgreSQL's programs its
+            nothing crashed but what ran at a kill; nobody is refused, also while there is no
+            database; without PostgreSQL's programs its
             half is left out, and a note says so.
 Run         make bench SCENARIO=ledger_kills     (about 3 min on 2 cores)
 Output      bench/results/<date>-ledger_kills-<commit>.json, with machine facts.
@@ -35,6 +36,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 import trio
 
+from trio_gateway.tenancy import new_key
 from trio_gateway.testing import (
     MessageError,
     RawClient,
@@ -78,7 +80,13 @@ interval = 0
 readiness_delay = 0
 [database]
 url = "{url}"
+[[tenants]]
+id = "asking"
+keys = [{{id = "{key_id}", hash = "{key_hash}"}}]
 """
+KEY_ID, KEY, KEY_HASH = (
+    new_key()
+)  # of the file: a gateway that starts while the database is away knows no other
 
 Outage = Callable[[], Awaitable[None]]
 
@@ -88,11 +96,13 @@ class Seen:
 
     Attributes:
         whole: by id, as a client had it in its head: whether the answer was whole.
+        refused: answers that were none.
         kills: that were done.
     """
 
     def __init__(self) -> None:
         self.whole: dict[str, bool] = {}
+        self.refused = 0
         self.kills = 0
 
     async def ask_on(self, port: int) -> None:
@@ -100,8 +110,12 @@ class Seen:
         while True:
             try:
                 with await RawClient.connect(("127.0.0.1", port)) as client:
-                    await client.send(chat_request())
-                    name = (await client.read_head()).header("x-request-id") or ""
+                    await client.send(chat_request(key=KEY))
+                    head = await client.read_head()
+                    if head.status != 200:
+                        self.refused += 1
+                        continue
+                    name = head.header("x-request-id") or ""
                     self.whole[name] = False
                     self.whole[name] = (await client.read_to_end()).ended == "complete"
             except (OSError, MessageError):
@@ -182,7 +196,9 @@ async def _serving(folder: Path, url: str, engine: ScriptedEngine) -> AsyncItera
     """Run a gateway whose journal stands in a folder; end it after the block, if it still runs."""
     ports = {name: free_port() for name in ("port", "admin_port")}
     config = trio.Path(folder / "gateway.toml")
-    await config.write_text(CONFIG.format(**ports, engine=engine.url, url=url))
+    await config.write_text(
+        CONFIG.format(**ports, engine=engine.url, url=url, key_id=KEY_ID, key_hash=KEY_HASH)
+    )
     with ExitStack() as stack:
         serve = [*peers.gateway_command(), "serve", "--config", str(config)]
         child = stack.enter_context(Child(serve, name="gateway", talks=False))
@@ -222,6 +238,7 @@ def _judge(report: Report, name: str, url: str, seen: Seen, attempted: set[str])
     report.raw[name] = {"kills": seen.kills, "outcomes": dict(counts), "whole": sum(seen.whole.values())}
     heard = attempted | seen.whole.keys()
     report.checks += [
+        Check.exactly(f"{name}: refused", seen.refused, 0, "requests"),
         Check.exactly(f"{name}: heard of, and without a record", len(heard - outcomes.keys()), 0, "requests"),
         Check.exactly(f"{name}: records beyond one each", len(rows) - len(outcomes), 0, "records"),
         Check.exactly(f"{name}: still open", counts[None], 0, "records"),

@@ -52,7 +52,9 @@ SELECT count(*) AS records, count(DISTINCT exchange_id) AS exchanges, count(outc
   sum(CASE WHEN usage_source = 'estimated' THEN 1 ELSE 0 END) AS estimated,
   sum(CASE WHEN tokens_delivered > tokens_generated THEN 1 ELSE 0 END) AS more_delivered,
   sum(CASE WHEN outcome = 'client_gone' THEN 1 ELSE 0 END) AS gone,
-  sum(CASE WHEN released_at IS NOT NULL THEN 1 ELSE 0 END) AS released
+  sum(CASE WHEN released_at IS NOT NULL THEN 1 ELSE 0 END) AS released,
+  sum(CASE WHEN attempts > 1 THEN 1 ELSE 0 END) AS retried,
+  sum(CASE WHEN usage_source = 'estimated' AND released_at IS NULL THEN 1 ELSE 0 END) AS untold
 FROM exchanges"""
 
 
