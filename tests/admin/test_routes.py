@@ -326,8 +326,28 @@ async def test_the_document_names_every_route_with_its_methods_and_nothing_else(
             allowed = (await opened.ask("BREW", real, OPERATOR)).header("allow") or ""
             assert {method.upper() for method in methods} == set(allowed.split(", ")) - {"HEAD"}, path
     served = {PREFIX + route.path for route in (*READS, *ACTS)}
-    others = {f"{PREFIX}/feed", f"{PREFIX}/openapi.json", "/metrics", "/livez"}
+    others = {f"{PREFIX}/feed", f"{PREFIX}/openapi.json", f"{PREFIX}/who", "/metrics", "/livez"}
     assert described["paths"].keys() == served | others
+
+
+async def test_whoever_asks_is_told_who_that_is_and_a_page_without_a_token_that_it_needs_one() -> None:
+    async with door() as opened:
+        for secret, told in (
+            (OPERATOR, {"id": "ops", "role": "operator"}),
+            (VIEWER, {"id": "eyes", "role": "viewer"}),
+            (None, {"id": None, "role": None}),
+        ):
+            answer = await opened.ask("GET", f"{PREFIX}/who", secret)
+            assert (answer.status, data(answer)) == (200, told)
+            expect_shape(data(answer), "Who")
+        assert code_of(await opened.ask("GET", f"{PREFIX}/who", "tg_wrong")) == (401, "invalid_admin_token")
+        foreign = (("origin", "https://evil.example"),)
+        assert code_of(await opened.ask("GET", f"{PREFIX}/who", headers=foreign)) == (
+            403,
+            "origin_not_allowed",
+        )
+    async with door(tokens=()) as opened:
+        assert data(await opened.ask("GET", f"{PREFIX}/who")) == {"id": LOCAL, "role": "operator"}
 
 
 def references(value: Any) -> set[str]:

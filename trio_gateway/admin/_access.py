@@ -67,6 +67,10 @@ class Access:
         if _FOREIGN.intersection(sites) and modes != [b"navigate"]:
             raise refusal("origin_not_allowed", "a page of another origin asked")
 
+    def asks_for_a_token(self, headers: Headers) -> bool:
+        """Whether a token is needed that this request does not even try to show."""
+        return bool(self._tokens) and not _all(headers, b"authorization")
+
     def who(self, headers: Headers, address: str, now: float) -> tuple[str, Role]:
         """Answer who asks, and as what. A good token is good however many bad ones came from its address.
 

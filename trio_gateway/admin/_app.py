@@ -19,10 +19,10 @@ from starlette.routing import Route
 
 from ._access import Access
 from ._feed import Feed
-from ._guard import Bug, Guard, Handler, actor_of, answering, as_json, intake_of, told
+from ._guard import Bug, Guard, Handler, actor_if_known, actor_of, answering, as_json, intake_of, told
 from ._openapi import document
 from ._port import AdminPort, RequestFilter, refusal
-from ._routes import ACTS, LIVEZ, METRICS, PREFIX, READS, Act, Read
+from ._routes import ACTS, LIVEZ, METRICS, PREFIX, READS, WHO, Act, Read
 from ._schema import Schema, complaints
 from ._shapes import SHAPES
 
@@ -83,6 +83,10 @@ def make_admin_app(
     async def openapi(request: Request) -> Response:  # noqa: ASYNC124
         return as_json(document(port.version()["version"]))
 
+    async def who(request: Request) -> Response:  # noqa: ASYNC124
+        actor = actor_if_known(request)
+        return as_json({"id": actor and actor.id, "role": actor and actor.role})
+
     async def live(request: Request) -> Response:  # noqa: ASYNC124
         _query(request, {})
         return feed.answer()
@@ -92,6 +96,7 @@ def make_admin_app(
         METRICS: write_metrics,
         f"{PREFIX}/openapi.json": openapi,
         f"{PREFIX}/feed": live,
+        WHO: who,
         **{PREFIX + read.path: _reader(port, read) for read in READS},
         **{path: _page(page) for path, page in pages.items()},
     }

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import Problem, Refused
 from ._access import UNIX, Access
 from ._port import Actor, refusal
-from ._routes import LIVEZ
+from ._routes import LIVEZ, WHO
 
 MOST_BYTES: Final = 64 * 1024  # of a body
 MOST_PIECES: Final = 4096  # of a body; smaller ones cost more than they carry
@@ -150,6 +150,8 @@ class Guard:
             raise refusal("unknown_route", "there is no such path")
         if path != LIVEZ.encode():
             self._access.check_page(scope["headers"], address)
+        if path == WHO.encode() and self._access.asks_for_a_token(scope["headers"]):
+            return
         if path.decode() not in self._open:
             who, role = self._access.who(scope["headers"], address, trio.current_time())
             scope["state"]["actor"] = Actor(who, role, request_id)
@@ -210,6 +212,12 @@ def answering(handler: Handler, bug: Bug) -> Handler:
 def actor_of(request: Request) -> Actor:
     """Who asks."""
     actor: Actor = request.scope["state"]["actor"]
+    return actor
+
+
+def actor_if_known(request: Request) -> Actor | None:
+    """Who asks; None at `WHO`, where a token is needed and none was sent."""
+    actor: Actor | None = request.scope["state"].get("actor")
     return actor
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, Final
 
 from ._port import ADMIN_CODES
-from ._routes import ACTS, LIVEZ, METRICS, PREFIX, READS, Act, Read
+from ._routes import ACTS, LIVEZ, METRICS, PREFIX, READS, WHO, Act, Read
 from ._schema import Schema, named, text
 from ._shapes import SHAPES
 
@@ -87,6 +87,12 @@ def _others() -> dict[str, dict[str, Any]]:
         "summary": "Metrics for Prometheus",
         "responses": {"200": _answer("text/plain", text()), **_errors("401", "403", "429")},
     }
+    who = {
+        "operationId": "who",
+        "summary": "Who asks; null where a token is needed and none is sent, which is no error here",
+        "security": [],
+        "responses": {"200": _answer(JSON, named("Who")), **_errors("401", "403", "429")},
+    }
     livez = {
         "operationId": "livez",
         "summary": "Whether the process lives; needs no token",
@@ -97,6 +103,7 @@ def _others() -> dict[str, dict[str, Any]]:
         f"{PREFIX}/feed": {"get": feed},
         f"{PREFIX}/openapi.json": {"get": itself},
         METRICS: {"get": metrics},
+        WHO: {"get": who},
         LIVEZ: {"get": livez},
     }
 

@@ -13,6 +13,7 @@ from ._schema import Schema, count, text, word
 PREFIX: Final = "/admin/v1"
 LIVEZ: Final = "/livez"
 METRICS: Final = "/metrics"
+WHO: Final = PREFIX + "/who"
 
 _LIMIT: Final = MappingProxyType({"limit": count("rows [100]", least=1, most=MOST_ROWS)})
 

@@ -301,6 +301,7 @@ SHAPES: Final[Mapping[str, Schema]] = MappingProxyType(
             ready=switch(),
             stopping=switch(),
         ),
+        "Who": shape(id=or_null(text("id of the token, or local")), role=or_null(word("viewer", "operator"))),
         "Act": shape(
             done=switch("false: there was nothing to do"),
             before=anything("what was changed, as it was"),
