@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,11 +47,13 @@ class Door:
 
     Attributes:
         bugs: exceptions that should not have happened.
+        close: ends it.
     """
 
     port: FakeAdminPort
     address: Address
     bugs: list[BaseException] = field(default_factory=list)
+    close: Callable[[], None] = lambda: None
 
     async def ask(
         self,
@@ -99,7 +101,8 @@ async def door(
     async with trio.open_nursery() as nursery:
         serve = partial(serve_admin, app, (bind,), lambda where, exc: opened.bugs.append(exc), most)
         (url,) = await nursery.start(serve)
-        opened.address = parse_address(url)
+        opened.address = bind.removeprefix("unix:") if bind.startswith("unix:") else parse_address(url)
+        opened.close = nursery.cancel_scope.cancel
         yield opened
         nursery.cancel_scope.cancel()
 

@@ -28,6 +28,7 @@ from ..database import StoreFailed
 from ..gateway import Gateway
 from ..ledger import FORMATS, parse_dimensions, parse_moment, read_usage, usage_page
 from ..telemetry import Log
+from ._admin import admin
 from ._common import (
     CANNOT_START,
     ConfigFile,
@@ -161,6 +162,7 @@ def check_config(file: ConfigFile = None, config: ConfigOption = None, overrides
 
 app.add_typer(keys, name="keys")
 app.add_typer(tenants, name="tenants")
+app.add_typer(admin, name="admin")
 
 
 @app.command()
