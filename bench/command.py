@@ -34,6 +34,7 @@ SCENARIOS: Final = (
     "slow_releases",
     "ledger_kills",
     "ledger_sums",
+    "counts",
     "features",
     "overload",
     "fairness",

@@ -3,21 +3,24 @@
 It is ``trio-gateway worker --engine simulated`` but for two things. The engine could run
 `ENGINE_SLOTS` requests and would not queue what is too much: how many ran at a time
 is the agent's doing alone. And whoever connects to ``<accounts>/<id>.sock`` is told the
-engine's account, as one JSON object; `read_account` does that.
+engine's account, as one JSON object, and at ``<accounts>/<id>.log.sock`` how many tokens it
+has made for each attempt; `read_account` and `read_attempts` do that.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
-from trio_gateway.agent import Agent, AgentSettings
+from trio_gateway.agent import Agent, AgentSettings, EngineStatus, EngineStream, Work
 from trio_gateway.agent.engines import Limits, SimulatedEngine, Speed, read_secret
 from trio_gateway.telemetry import Log
 
@@ -52,12 +55,51 @@ def command(
 
 def read_account(accounts: Path, worker_id: str) -> dict[str, Any]:
     """Answer what a worker's engine saw so far, and what its agent holds."""
+    return _read(accounts / f"{worker_id}.sock")
+
+
+def read_attempts(accounts: Path, worker_id: str) -> dict[str, int]:
+    """Answer how many tokens a worker's engine has made for each attempt, by the attempt's id."""
+    return _read(accounts / f"{worker_id}.log.sock")
+
+
+def _read(path: Path) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(PATIENCE_S)
-        sock.connect(str(accounts / f"{worker_id}.sock"))
+        sock.connect(str(path))
         with sock.makefile("rb") as told:
             account: dict[str, Any] = json.load(told)
     return account
+
+
+class CountingEngine:
+    """A simulated engine whose attempts are remembered; see AgentEngine.
+
+    Attributes:
+        attempts: what it has of each, by the attempt's id.
+    """
+
+    kind: Final = SimulatedEngine.kind
+    version: Final = SimulatedEngine.version
+    can_pause: Final = True
+
+    def __init__(self, engine: SimulatedEngine) -> None:
+        self._engine = engine
+        self.attempts: dict[str, EngineStream] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """See AgentEngine."""
+        await self._engine.run(task_status=task_status)
+
+    def status(self) -> EngineStatus:
+        """See AgentEngine."""
+        return self._engine.status()
+
+    async def open(self, work: Work) -> EngineStream:
+        """See AgentEngine."""
+        stream = await self._engine.open(work)
+        self.attempts[f"{work.request_id}-{work.attempt:02d}"] = stream
+        return stream
 
 
 def _account(engine: SimulatedEngine, agent: Agent) -> dict[str, Any]:
@@ -78,17 +120,23 @@ def _account(engine: SimulatedEngine, agent: Agent) -> dict[str, Any]:
     }
 
 
-async def _tell(listener: trio.socket.SocketType, engine: SimulatedEngine, agent: Agent) -> None:
-    while True:
-        connection, _ = await listener.accept()
-        with connection:
-            await connection.send(json.dumps(_account(engine, agent)).encode())
+async def _tell(path: Path, account: Callable[[], dict[str, Any]]) -> None:
+    """Tell an account to whoever connects."""
+    with trio.socket.socket(trio.socket.AF_UNIX) as listener:
+        await listener.bind(str(path))
+        listener.listen()
+        while True:
+            connection, _ = await listener.accept()
+            async with trio.SocketStream(connection) as stream:
+                with contextlib.suppress(trio.BrokenResourceError):
+                    await stream.send_all(json.dumps(account()).encode())
 
 
 async def _run(given: argparse.Namespace, log: Log) -> None:
     limits = Limits(slots=ENGINE_SLOTS, blocks=given.blocks, context=given.context)
     speed = Speed(given.prefill, given.decode, given.crowding)
     engine = SimulatedEngine((MODEL,), limits=limits, speed=speed)
+    counting = CountingEngine(engine)
     settings = AgentSettings(
         worker_id=given.id,
         gateways=tuple(given.gateway),
@@ -96,14 +144,16 @@ async def _run(given: argparse.Namespace, log: Log) -> None:
         slots=given.slots,
     )
     settings.check()
-    agent = Agent(settings, engine, log.write)
-    with trio.socket.socket(trio.socket.AF_UNIX) as listener:
-        await listener.bind(str(given.accounts / f"{given.id}.sock"))
-        listener.listen()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_tell, listener, engine, agent)
-            await agent.run_until_signalled()
-            nursery.cancel_scope.cancel(reason="the agent has ended")
+    agent = Agent(settings, counting, log.write)
+
+    def attempts() -> dict[str, Any]:
+        return {name: stream.generated for name, stream in counting.attempts.items()}
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_tell, given.accounts / f"{given.id}.sock", lambda: _account(engine, agent))
+        nursery.start_soon(_tell, given.accounts / f"{given.id}.log.sock", attempts)
+        await agent.run_until_signalled()
+        nursery.cancel_scope.cancel(reason="the agent has ended")
 
 
 def _main() -> None:

@@ -187,6 +187,19 @@ def test_events_with_content_are_the_estimate_where_usage_is_missing() -> None:
     assert tokens_of(tally, outcome=Outcome.COMPLETED) == (5, 5, "estimated")
 
 
+@pytest.mark.parametrize(
+    ("delivered", "tokens"), [(0, 0), (1, 0), (2, 1), (4, 3), (5, 4), (6, 4), (7, 4), (8, 4)]
+)
+def test_events_behind_the_last_output_take_nothing_from_what_was_delivered(
+    delivered: int, tokens: int
+) -> None:
+    """One without output in front, four with, two behind; and `[DONE]`, which counts as no engine's event."""
+    tally = asked()
+    tally.events, tally.content_events, tally.silent_at_end = 7, 4, 2
+    tally.events_delivered = delivered
+    assert tokens_of(tally) == (4, tokens, "estimated")
+
+
 def test_of_the_engine_s_tokens_the_share_of_the_delivered_events_counts() -> None:
     tally = Tally()
     tally.usage = Usage(generated=40)
@@ -207,6 +220,7 @@ def test_an_answer_without_events_that_did_not_complete_delivered_nothing() -> N
     usage=st.none() | st.builds(Usage, st.none(), st.none(), st.none() | st.integers(0, 10**6)),
     events=st.integers(0, 1000),
     silent=st.integers(0, 3),
+    at_end=st.integers(0, 3),
     delivered=st.integers(0, 1010),
     outcome=st.sampled_from(Outcome),
     worked=st.booleans(),
@@ -216,6 +230,7 @@ def test_never_more_is_delivered_than_was_generated(
     usage: Usage | None,
     events: int,
     silent: int,
+    at_end: int,
     delivered: int,
     outcome: Outcome,
     worked: bool,
@@ -225,6 +240,7 @@ def test_never_more_is_delivered_than_was_generated(
     tally.asked, tally.answer_bytes = worked, answer
     tally.usage, tally.events, tally.events_delivered = usage, events, delivered
     tally.content_events = max(events - silent, 0)
+    tally.silent_at_end = min(at_end, silent, events)
     generated, reached, source = tokens_of(tally, outcome=outcome)
     assert 0 <= reached <= generated
     assert (source == "engine") is (usage is not None and usage.generated is not None)
@@ -237,7 +253,7 @@ def test_never_more_is_delivered_than_was_generated(
 def test_a_stream_s_counts_are_taken_over() -> None:
     tally = Tally()
     tally.count(relay_of(ROLE, SAYS, SAYS, b"noise", USAGE), 120.0)
-    assert (tally.events, tally.content_events, tally.dropped) == (4, 2, 1)
+    assert (tally.events, tally.content_events, tally.silent_at_end, tally.dropped) == (4, 2, 1, 1)
     assert (tally.usage, tally.last_content) == (Usage(3, None, 2), 120.0)
 
 

@@ -82,6 +82,7 @@ class Tally:
         self.answer_bytes = 0  # of a whole answer that was handed over at once
         self.events = 0
         self.content_events = 0
+        self.silent_at_end = 0  # of the engine's events: those behind the last one that carries output
         self.own_events = 0  # that say why the answer ends; no engine made them
         self.events_delivered = 0
         self.bytes_delivered = 0
@@ -113,6 +114,7 @@ class Tally:
         self.dropped += relay.dropped
         self.events += relay.events
         self.content_events += relay.content_events
+        self.silent_at_end = relay.silent_at_end
         self.receipt = relay.receipt if relay.committed else self.receipt
         if relay.committed and last_progress < math.inf:
             self.last_content = last_progress
@@ -152,9 +154,10 @@ class Tally:
         return min(self.tokens_in(self.acknowledged), delivered or 0)
 
     def _content_delivered(self) -> int:
-        """Delivered events that carry output, at least: all that carry none may be among the delivered."""
-        silent = self.events - self.content_events
-        return max(self.events_delivered - silent - self.own_events, 0)
+        """Delivered events that carry output, at least: those amid them without may all be delivered."""
+        delivered = min(self.events_delivered - self.own_events, self.events - self.silent_at_end)
+        silent = self.events - self.content_events - self.silent_at_end
+        return max(delivered - silent, 0)
 
     def _usage(
         self, request: InternalRequest, tokens_of: TokensOf

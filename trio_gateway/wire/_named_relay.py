@@ -92,6 +92,7 @@ class NamedRelay:
         self.aborted = False
         self.events = 0
         self.content_events = 0
+        self.silent_at_end = 0
         self.progress = 0
 
     @property
@@ -202,6 +203,7 @@ class NamedRelay:
             self.events += len(self._held)
             self._held.clear()
         self.events += 1
+        self.silent_at_end = self.silent_at_end + 1 if quiet or name in grammar.terminal else 0
         if name in grammar.terminal:
             self.closing = self._receipt() + block
             self.done = True

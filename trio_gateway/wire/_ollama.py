@@ -177,7 +177,7 @@ class OllamaRelay:
         created: seconds since the epoch, the same in every event.
 
     Attributes:
-        committed, fault, aborted, events, content_events, progress: as in `StreamRelay`.
+        committed, fault, aborted, events, content_events, silent_at_end, progress: as in `StreamRelay`.
         done: a record said that the answer is whole.
         dropped: records that hold nothing for the client.
     """
@@ -200,6 +200,7 @@ class OllamaRelay:
         self.usage: Usage | None = None
         self.events = 0
         self.content_events = 0
+        self.silent_at_end = 0
         self.progress = 0
         self.dropped = 0
 
@@ -279,6 +280,7 @@ class OllamaRelay:
         for delta, logprobs in deltas:
             self.content_events += 1
             self._pass(delta, logprobs, None, out)
+            self.silent_at_end = 0
         if record.done:
             self._finish(reason, out)
         elif not deltas:
@@ -324,6 +326,7 @@ class OllamaRelay:
         if self._hash is not None:
             self._hash.update(data + b"\n")
         self.events += 1
+        self.silent_at_end += 1
         out.append(write_event(data))
 
 

@@ -87,7 +87,8 @@ class StreamRelay:
         done: the engine said ``[DONE]``.
         fault: an error in the stream, or EngineProtocolError text as 502.
         aborted: a choice ended with ``abort``; the engine gave it up.
-        events: events handed out; ``content_events`` of them carry output.
+        events: events handed out; ``content_events`` of them carry output, and the last ``silent_at_end``
+            do not.
         progress: events with data seen, held ones included.
         dropped: events that engines send and clients must not see.
     """
@@ -109,6 +110,7 @@ class StreamRelay:
         self.aborted = False
         self.events = 0
         self.content_events = 0
+        self.silent_at_end = 0
         self.progress = 0
         self.noise = 0
 
@@ -160,6 +162,7 @@ class StreamRelay:
             count = data.count(b"\n\n")
             self.events += count
             self.content_events += count
+            self.silent_at_end = 0
             self.progress += count
             return data
         out: list[bytes] = []
@@ -314,6 +317,7 @@ class StreamRelay:
             self._held.clear()
         self.events += 1
         self.content_events += output
+        self.silent_at_end = 0 if output else self.silent_at_end + 1
         out.append(write_event(data))
 
     def _hold(self, block: bytes) -> None:

@@ -56,6 +56,8 @@ class _Sink(Protocol):
     @property
     def content_events(self) -> int: ...
     @property
+    def silent_at_end(self) -> int: ...
+    @property
     def fault(self) -> EngineError | None: ...
     @property
     def aborted(self) -> bool: ...
@@ -121,6 +123,11 @@ class AgentRelay:
     def content_events(self) -> int:
         """Events handed out that carry output."""
         return self._sink.content_events
+
+    @property
+    def silent_at_end(self) -> int:
+        """How many of the events handed out last carry none."""
+        return self._sink.silent_at_end
 
     @property
     def generated(self) -> int:
@@ -264,6 +271,7 @@ class _ChunkSink:
         self.aborted = False
         self.events = 0
         self.content_events = 0
+        self.silent_at_end = 0
         self.sequence: Final = 0  # these streams do not number their events
 
     @property
@@ -320,7 +328,9 @@ class _ChunkSink:
     def _output(self, choice: int, said: bytes, logprobs: bytes, raw: RawFields) -> bytes:
         self._said.add(choice)
         self.content_events += 1
-        return self._choice(choice, said, logprobs, b"null", raw)
+        block = self._choice(choice, said, logprobs, b"null", raw)
+        self.silent_at_end = 0
+        return block
 
     def _finish_choice(self, record: Finish) -> bytes:
         if record.reason in NO_FINISH:
@@ -360,6 +370,7 @@ class _ChunkSink:
         if self._hash is not None:
             self._hash.update(data + b"\n")
         self.events += 1
+        self.silent_at_end += 1
         return write_event(data)
 
 
@@ -434,6 +445,10 @@ class _EventSink:
     @property
     def content_events(self) -> int:
         return self._relay.content_events
+
+    @property
+    def silent_at_end(self) -> int:
+        return self._relay.silent_at_end - (self._relay.done and not self._ended)
 
     @property
     def fault(self) -> EngineError | None:
