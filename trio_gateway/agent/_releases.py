@@ -10,6 +10,7 @@ import trio
 from ..wire import Release, ReleasedRequest, write_message
 
 MAX_WAITING: Final = 10_000  # lines that a gateway does not take; its heartbeats tell the same
+MAX_KEPT: Final = 1000  # lines that nobody listened to
 
 
 class Subscription:
@@ -45,6 +46,8 @@ class Subscription:
 
     def __enter__(self) -> Self:
         self._releases.subscriptions.add(self)
+        for line in self._releases.take_kept(self.credential):
+            self.push(line)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -52,10 +55,15 @@ class Subscription:
 
 
 class Releases:
-    """Tells gateways what was released; what nobody listens to is in the next heartbeat anyway."""
+    """Tells gateways what was released.
+
+    Heartbeats say as well which attempts are over, but only this says how many tokens they had. So what
+    nobody listens to, while a gateway begins or comes back to listen, is kept for it.
+    """
 
     def __init__(self) -> None:
         self.subscriptions: set[Subscription] = set()
+        self._kept: deque[tuple[str, bytes]] = deque(maxlen=MAX_KEPT)
 
     def subscribe(self, credential: str) -> Subscription:
         """Make a subscription to the attempts that were sent with a credential."""
@@ -64,6 +72,15 @@ class Releases:
     def push(self, credential: str, released: ReleasedRequest) -> None:
         """Tell every stream of the gateway that sent the attempt."""
         line = write_message(Release(released)) + b"\n"
-        for subscription in self.subscriptions:
-            if subscription.credential == credential:
-                subscription.push(line)
+        listening = [each for each in self.subscriptions if each.credential == credential]
+        for subscription in listening:
+            subscription.push(line)
+        if not listening:
+            self._kept.append((credential, line))
+
+    def take_kept(self, credential: str) -> list[bytes]:
+        """Answer what was kept of attempts that were sent with a credential, and keep it no longer."""
+        lines = [line for whose, line in self._kept if whose == credential]
+        if lines:
+            self._kept = deque((each for each in self._kept if each[0] != credential), maxlen=MAX_KEPT)
+        return lines
