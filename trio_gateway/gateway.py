@@ -85,7 +85,15 @@ from .fleet import (
 )
 from .flow import BufferPool
 from .ledger import Books, Ledger, LedgerSettings, Record, conservation_errors
-from .telemetry import METRICS_TYPE, Log, LoopWatch, render_metrics, return_free_memory
+from .telemetry import (
+    METRICS_TYPE,
+    Exporter,
+    ExporterSettings,
+    Log,
+    LoopWatch,
+    render_metrics,
+    return_free_memory,
+)
 from .tenancy import Caller, Follower, Keyring, RateBook, RateLimits, Stored, Tenant, open_roster
 from .units import MiB
 from .upstream import ConnectionPool, HttpEngine, UpstreamLimits, ask, follow, order, resolve
@@ -117,6 +125,7 @@ class Gateway:
         self.books: Final = Books()
         self.ledger: Final = _make_ledger(settings, self.boot_id, log)
         self.loop_watch: Final = LoopWatch(settings.telemetry.stall_limit, log)
+        self.exporter: Final = self._make_exporter()
         self.live: Final = LiveExchanges()
         self.watch: Final = HangupWatch()
         self.drain: Final = DrainKeeper(self._note_idle, self._note_let_go)
@@ -203,6 +212,8 @@ class Gateway:
         try:
             if self.ledger is not None:
                 self.ledger.open()
+            if self.exporter is not None:
+                self.exporter.open()
             listeners += await open_listeners(tuple(map(str, self.settings.server.bind)))
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -239,6 +250,8 @@ class Gateway:
             self.watch.close()
             if self.ledger is not None:
                 self.ledger.close()
+            if self.exporter is not None:
+                self.exporter.close()
 
     async def _open_to_workers(self, nursery: trio.Nursery) -> None:
         """Listen for workers that register, if the settings say so."""
@@ -384,7 +397,7 @@ class Gateway:
             "counts": _counts(books),
             "ledger": None if self.ledger is None else self.ledger.statistics(),
             "tenants": None if self.follower is None else self.follower.statistics(),
-            "spans": None,
+            "spans": None if self.exporter is None else self.exporter.figures(),
             "log_lines_dropped": self._log.dropped,
             "recent": list(books.recent),
         }
@@ -459,6 +472,7 @@ class Gateway:
                     UpstreamLimits(settings.deadlines.connect, settings.delivery.upstream_receive_buffer),
                     self._via,
                     secrets.token_bytes(32),
+                    *(() if self.exporter is None else (self.exporter.headers,)),
                 ),
                 fleet=self.fleet,
                 pool=self.buffers,
@@ -476,7 +490,35 @@ class Gateway:
             bug=self.report_bug,
             rates=self.rates,
             tokens_of=self.admission.tokens_of,
+            traced=None if self.exporter is None else self.exporter.ended,
         )
+
+    def _make_exporter(self) -> Exporter | None:
+        telemetry = self.settings.telemetry
+        if telemetry.otlp_endpoint is None:
+            return None
+        return Exporter(
+            ExporterSettings(
+                telemetry.otlp_endpoint,
+                [(name, value.get_secret_value()) for name, value in telemetry.otlp_headers],
+                telemetry.sample_ratio,
+                telemetry.export_interval,
+                {
+                    "service.name": telemetry.service_name,
+                    "service.version": __version__,
+                    "service.instance.id": self.boot_id,
+                },
+                __version__,
+            ),
+            self._address_of,
+            self.books.models,
+            self._log,
+        )
+
+    def _address_of(self, worker: str) -> tuple[str, int] | None:
+        """Host and port of a worker; called by threads."""
+        book = self.fleet.books.get(worker)
+        return None if book is None else (book.worker.host, book.worker.port)
 
     def _make_generator(self, parts: Parts) -> Generator:
         settings = self.settings

@@ -31,6 +31,11 @@ def hold_the_loop(lines: Lines) -> tuple[str, str, dict[str, Any]]:
     return lines.found.get(timeout=PATIENCE)
 
 
+def take_long() -> None:
+    """Hold the loop for longer than a beat."""
+    time.sleep(BEAT + 0.02)
+
+
 async def test_whoever_holds_the_loop_is_named_while_it_does(nursery: trio.Nursery) -> None:
     lines = Lines()
     watch = LoopWatch(0.1, lines)
@@ -71,8 +76,8 @@ async def test_without_a_limit_the_lag_is_measured_and_nobody_looks(nursery: tri
     nursery.start_soon(watch.run)
     await trio.testing.wait_all_tasks_blocked()
     assert set(threading.enumerate()) == before
-    time.sleep(BEAT + 0.02)
-    while not watch.figures()["lag"]["seconds"]:
+    take_long()
+    while not watch.figures()["lag"]["seconds"]:  # noqa: ASYNC110 - a beat is nobody's event
         await trio.sleep(0.01)
     assert sum(watch.figures()["lag"]["counts"]) >= 1
     assert (watch.stalls, watch.stalled) == (0, 0.0)

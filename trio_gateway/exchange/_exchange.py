@@ -84,6 +84,7 @@ class Parts:
         tokens_of: estimates tokens, where no engine counts them.
         accepted: told of each exchange that gets a place, before anything follows from it; by raising
             Refused it has the place given back.
+        traced: takes what happened to each that was accepted, once it is settled.
     """
 
     admission: AdmissionPort
@@ -97,6 +98,7 @@ class Parts:
     rates: RatesPort = field(default_factory=RateBook)
     tokens_of: TokensOf = four_bytes_each
     accepted: Callable[[InternalRequest], None] = lambda request: None
+    traced: Callable[[InternalRequest, Record, Flight], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,6 +539,8 @@ class Exchange:
             delivered=record.tokens_delivered,
             bytes=record.bytes_delivered,
         )
+        if parts.traced is not None:
+            parts.traced(self.request, record, self.flight)
 
     def _settle_charge(self, record: Record) -> None:
         """Correct what was reserved by what was used; a refused request costs nothing."""

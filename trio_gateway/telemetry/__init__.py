@@ -1,8 +1,17 @@
-"""What the process tells about itself: log lines and metrics."""
+"""What the process tells about itself: log lines, metrics, traces, and where its loop hangs."""
 
+from ._exporter import Exporter, ExporterSettings
 from ._log import Log
 from ._memory import return_free_memory
 from ._metrics import METRICS_TYPE, render_metrics
 from ._watchdog import LoopWatch
 
-__all__ = ["METRICS_TYPE", "Log", "LoopWatch", "render_metrics", "return_free_memory"]
+__all__ = [
+    "METRICS_TYPE",
+    "Exporter",
+    "ExporterSettings",
+    "Log",
+    "LoopWatch",
+    "render_metrics",
+    "return_free_memory",
+]

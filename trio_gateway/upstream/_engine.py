@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -33,13 +34,25 @@ class HttpEngine:
     Args:
         via: our name in the ``Via`` header, by which a loop is found.
         salt: secret from which each tenant's cache salt is made.
+        trace: writes the headers by which an engine continues the trace of an attempt; the caller's own
+            are passed on if nobody else has a span in between.
     """
 
-    def __init__(self, pool: ConnectionPool, limits: UpstreamLimits, via: str, salt: bytes) -> None:
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        limits: UpstreamLimits,
+        via: str,
+        salt: bytes,
+        trace: Callable[[InternalRequest, str], tuple[Header, ...]] = lambda request, attempt_id: (
+            request.trace
+        ),
+    ) -> None:
         self._pool = pool
         self._limits = limits
         self._via: Final = via.encode("ascii")
         self._salt = salt
+        self._trace = trace
 
     async def open(
         self, request: InternalRequest, lease: LeasePort, attempt_id: str, nursery: trio.Nursery
@@ -112,7 +125,7 @@ class HttpEngine:
             headers.append((b"Authorization", b"Bearer " + worker.api_key.encode("latin-1")))
         if worker.dialect.request_id_header is not None:
             headers.append((worker.dialect.request_id_header, attempt_id.encode("ascii")))
-        headers += request.trace
+        headers += self._trace(request, attempt_id)
         path = GENERATE if agent else "/api/chat" if native else request.operation.path
         target = (worker.prefix + path).encode("ascii")
         return write_request_head(b"POST", target, headers)
