@@ -870,16 +870,11 @@ def _worker_figures(book: WorkerBook, now: float) -> dict[str, Any]:
     }
 
 
-def _counts(books: Books) -> dict[str, list[tuple[list[str], int]]]:
+def _counts(books: Books) -> dict[str, list[tuple[tuple[str, ...], int]]]:
     """Counters with their labels, for metrics."""
-
-    def rows(counter: Counter[Any]) -> list[tuple[list[str], int]]:
-        return [
-            ([str(part) for part in key] if isinstance(key, tuple) else [str(key)], value)
-            for key, value in counter.items()
-        ]
-
-    return {
-        name: rows(getattr(books, name))
-        for name in ("requests", "turned_away", "failures", "cancellations", "retries", "tokens")
+    single = ("turned_away", "retries")
+    found: dict[str, list[tuple[tuple[str, ...], int]]] = {
+        name: [((key,), value) for key, value in getattr(books, name).items()] for name in single
     }
+    several = ("requests", "failures", "cancellations", "tokens")
+    return {**found, **{name: list(getattr(books, name).items()) for name in several}}

@@ -1,22 +1,23 @@
-"""Metrics for Prometheus, rendered from the counters that exist anyway."""
+"""Metrics for Prometheus, rendered from the counters that exist anyway.
+
+Lines are written as text, with no object for each sample: thousands of those would
+have the collector of circles stop every thread while the page is written.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import ProcessCollector
+from prometheus_client.core import CounterMetricFamily
 
-METRICS_TYPE: Final = CONTENT_TYPE_LATEST
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX: Final = "trio_gateway_"
+
+Row = tuple[Sequence[str], float]
+"""Values of the labels, and of the figure."""
 
 
 def render_metrics(statistics: dict[str, Any]) -> bytes:
@@ -26,184 +27,170 @@ def render_metrics(statistics: dict[str, Any]) -> bytes:
         statistics: as `Gateway.statistics` answers it; every label is from a
             configured or otherwise bounded set.
     """
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Snapshot(statistics))
-    ProcessCollector(registry=registry)
-    return generate_latest(registry)
+    return "".join(itertools.chain(_page(statistics), _process())).encode()
 
 
-class _Snapshot:
-    """A collector over one set of figures."""
+def _page(now: dict[str, Any]) -> Iterator[str]:
+    for name, (labels, text) in _COUNTERS.items():
+        yield from _family("counter", f"{name}_total", text, labels, now["counts"][name])
+    yield from _workers(now["workers"])
+    queue = now["queue"]
+    yield from _gauge("queue_depth", "Requests that wait.", ("tier",), _rows(queue["tiers"]))
+    yield from _single("queue_bytes", "Bytes of bodies that wait.", queue["bytes"])
+    tenants = _rows(queue["tenants"])
+    yield from _gauge("tenant_queue_depth", "Requests that wait, by tenant.", ("tenant",), tenants)
+    running = "Exchanges that hold or held a worker and are not settled."
+    yield from _single("running", running, now["running"])
+    yield from _single("connections", "Open client connections.", now["connections"])
+    yield from _single("buffered_bytes", "Bytes of answers that wait for clients.", now["buffered_bytes"])
+    most = _rows(now["buffered_per_exchange"])
+    yield from _gauge("buffered_bytes_per_exchange", "Bytes that wait for one client.", ("stat",), most)
+    yield from _single("held_up", "Exchanges whose engine waits for their client.", now["held_up"])
+    for name, rows in now["times"].items():
+        yield from _histogram(name, rows)
+    yield from _loop(now["loop"])
+    yield from _sockets(now["sockets"])
+    yield from _count("log_lines_dropped", "Log lines that nobody took.", now["log_lines_dropped"])
+    if now["ledger"] is not None:
+        yield from _records(now["ledger"])
+    if now["spans"] is not None:
+        rows = _rows(now["spans"])
+        text = "Sampled exchanges for the collector."
+        yield from _family("counter", "exported_exchanges_total", text, ("state",), rows)
+    broken = "Equations that do not hold; 0, or a bug."
+    yield from _single("conservation_error", broken, len(now["conservation"]["errors"]))
+    yield from _gauge("build_info", "The running version.", ("version",), [((now["version"],), 1)])
 
-    def __init__(self, statistics: dict[str, Any]) -> None:
-        self._now = statistics
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metrics."""
-        now = self._now
-        counts = now["counts"]
-        yield _counter("requests", "Accepted requests that ended.", counts["requests"])
-        yield _counter(
-            "turned_away", "Requests that were answered or left before acceptance.", counts["turned_away"]
-        )
-        yield _counter("failures", "Exchanges that failed.", counts["failures"])
-        yield _counter("cancellations", "Exchanges that were ended from outside.", counts["cancellations"])
-        yield _counter("retries", "Attempts that went back to the queue.", counts["retries"])
-        yield _counter("tokens", "Tokens by tenant, model and kind.", counts["tokens"])
-        leases = GaugeMetricFamily(_PREFIX + "leases", "Slots in use.", labels=["worker", "state"])
-        faults = CounterMetricFamily(
-            _PREFIX + "worker_faults", "Attempts that failed by the worker.", labels=["worker"]
-        )
-        attempts = CounterMetricFamily(_PREFIX + "worker_attempts", "Attempts made.", labels=["worker"])
-        for worker in now["workers"]:
-            leases.add_metric([worker["id"], "held"], worker["held"])
-            leases.add_metric([worker["id"], "draining"], worker["draining"])
-            faults.add_metric([worker["id"]], worker["faults"])
-            attempts.add_metric([worker["id"]], worker["attempts"])
-        yield leases
-        yield faults
-        yield attempts
-        yield from _worker_states(now["workers"])
-        waiting = GaugeMetricFamily(_PREFIX + "queue_depth", "Requests that wait.", labels=["tier"])
-        for tier, value in now["queue"]["tiers"].items():
-            waiting.add_metric([tier], value)
-        yield waiting
-        yield _gauge("queue_bytes", "Bytes of bodies that wait.", now["queue"]["bytes"])
-        depth = GaugeMetricFamily(
-            _PREFIX + "tenant_queue_depth", "Requests that wait, by tenant.", labels=["tenant"]
-        )
-        for tenant, value in now["queue"]["tenants"].items():
-            depth.add_metric([tenant], value)
-        yield depth
-        yield _gauge("running", "Exchanges that hold or held a worker and are not settled.", now["running"])
-        yield _gauge("connections", "Open client connections.", now["connections"])
-        yield _gauge("buffered_bytes", "Bytes of answers that wait for clients.", now["buffered_bytes"])
-        most = GaugeMetricFamily(
-            _PREFIX + "buffered_bytes_per_exchange", "Bytes that wait for one client.", labels=["stat"]
-        )
-        for stat, value in now["buffered_per_exchange"].items():
-            most.add_metric([stat], value)
-        yield most
-        yield _gauge("held_up", "Exchanges whose engine waits for their client.", now["held_up"])
-        for name, rows in now["times"].items():
-            yield _histogram(name, rows)
-        yield from _loop(now["loop"])
-        yield from _sockets(now["sockets"])
-        yield _count("log_lines_dropped", "Log lines that nobody took.", now["log_lines_dropped"])
-        if now["ledger"] is not None:
-            yield from _records(now["ledger"])
-        if now["spans"] is not None:
-            yield from _spans(now["spans"])
-        yield _gauge(
-            "conservation_error",
-            "Equations that do not hold; 0, or a bug.",
-            len(now["conservation"]["errors"]),
-        )
-        build = GaugeMetricFamily(_PREFIX + "build_info", "The running version.", labels=["version"])
-        build.add_metric([now["version"]], 1)
-        yield build
+_COUNTERS: Final = {
+    "requests": (("operation", "model", "tenant", "outcome"), "Accepted requests that ended."),
+    "turned_away": (("code",), "Requests that were answered or left before acceptance."),
+    "failures": (("phase", "code"), "Exchanges that failed."),
+    "cancellations": (("cause", "phase"), "Exchanges that were ended from outside."),
+    "retries": (("reason",), "Attempts that went back to the queue."),
+    "tokens": (("tenant", "model", "kind"), "Tokens by tenant, model and kind."),
+}
 
+_HISTOGRAMS: Final = {
+    "admission_wait": (("tier",), "From arrival until the first worker."),
+    "time_to_first_content": (("model",), "From arrival until the first content was handed to the client."),
+    "stream_duration": (("model",), "From the first content of a stream until its exchange was over."),
+    "inter_event_gap": ((), "Between two reads of a stream that brought output, while the client keeps up."),
+    "delivery_lag": ((), "For how long the oldest byte of a batch had waited when its client had taken it."),
+    "lease_held": (("state",), "How long slots were held, and drained afterwards."),
+    "cancel_to_idle": ((), "From the end of an abandoned attempt until its slot was free."),
+    "event_loop_lag": ((), "How late the loop came to a task whose time it was."),
+}
 
 # What an exchange meets; larger lets less through.
 _BREAKER_STATES: Final = {"closed": 0, "half_open": 1, "trying": 1, "probing": 2, "open": 2, "forced": 2}
 
 
-def _worker_states(workers: list[dict[str, Any]]) -> Iterator[Metric]:
-    ready = GaugeMetricFamily(_PREFIX + "worker_ready", "1: it takes work.", labels=["worker"])
-    age = GaugeMetricFamily(
-        _PREFIX + "worker_snapshot_age_seconds", "Age of what was last read of a worker.", labels=["worker"]
-    )
-    breakers = GaugeMetricFamily(
-        _PREFIX + "breaker_state", "0 closed, 1 half-open, 2 open.", labels=["worker", "model"]
-    )
-    for worker in workers:
-        ready.add_metric([worker["id"]], int(worker["ready"]))
-        if worker["snapshot_age"] is not None:
-            age.add_metric([worker["id"]], worker["snapshot_age"])
-        for model, state in worker["breakers"].items():
-            breakers.add_metric([worker["id"], model], _BREAKER_STATES[state])
-    yield ready
-    yield age
-    yield breakers
+def _workers(workers: list[dict[str, Any]]) -> Iterator[str]:
+    leases = [((each["id"], state), each[state]) for each in workers for state in ("held", "draining")]
+    yield from _gauge("leases", "Slots in use.", ("worker", "state"), leases)
+    for name, text in (("faults", "Attempts that failed by the worker."), ("attempts", "Attempts made.")):
+        rows = [((each["id"],), each[name]) for each in workers]
+        yield from _family("counter", f"worker_{name}_total", text, ("worker",), rows)
+    ready = [((each["id"],), int(each["ready"])) for each in workers]
+    yield from _gauge("worker_ready", "1: it takes work.", ("worker",), ready)
+    ages = [((each["id"],), each["snapshot_age"]) for each in workers if each["snapshot_age"] is not None]
+    text = "Age of what was last read of a worker."
+    yield from _gauge("worker_snapshot_age_seconds", text, ("worker",), ages)
+    states = [
+        ((each["id"], model), _BREAKER_STATES[state])
+        for each in workers
+        for model, state in each["breakers"].items()
+    ]
+    yield from _gauge("breaker_state", "0 closed, 1 half-open, 2 open.", ("worker", "model"), states)
 
 
-_HISTOGRAMS: Final = {
-    "admission_wait": ("tier", "From arrival until the first worker."),
-    "time_to_first_content": ("model", "From arrival until the first content was handed to the client."),
-    "stream_duration": ("model", "From the first content of a stream until its exchange was over."),
-    "inter_event_gap": (
-        None,
-        "Between two reads of a stream that brought output, while the client keeps up.",
-    ),
-    "delivery_lag": (
-        None,
-        "For how long the oldest byte of a batch had waited when its client had taken it.",
-    ),
-    "lease_held": ("state", "How long slots were held, and drained afterwards."),
-    "cancel_to_idle": (None, "From the end of an abandoned attempt until its slot was free."),
-    "event_loop_lag": (None, "How late the loop came to a task whose time it was."),
-}
+def _loop(loop: dict[str, Any]) -> Iterator[str]:
+    yield from _histogram("event_loop_lag", [loop["lag"]])
+    stalls = "Times that the loop was late by more than its limit."
+    yield from _count("event_loop_stalls", stalls, loop["stalls"])
+    stalled = "Seconds of those times together."
+    yield from _count("event_loop_stalled_seconds", stalled, loop["stalled_seconds"])
 
 
-def _histogram(name: str, rows: list[dict[str, Any]]) -> HistogramMetricFamily:
-    label, text = _HISTOGRAMS[name]
-    labels = [] if label is None else [label]
-    family = HistogramMetricFamily(f"{_PREFIX}{name}_seconds", text, labels=labels)
+def _sockets(sockets: dict[str, int]) -> Iterator[str]:
+    yield from _single("sockets", "Open WebSockets.", sockets["open"])
+    yield from _single("socket_streams", "Generations on WebSockets that are not over.", sockets["streams"])
+    kept = "Answers that are kept for those who may resume."
+    yield from _single("resumable_answers", kept, sockets["resumable"])
+
+
+def _records(ledger: dict[str, Any]) -> Iterator[str]:
+    yield from _single("journal_bytes", "Bytes of the journal of records.", ledger["journal_bytes"])
+    limit = "Size of the journal from which on nothing is accepted."
+    yield from _single("journal_limit_bytes", limit, ledger["journal_limit"])
+    behind = "Bytes of the journal that are not in the database."
+    yield from _single("journal_behind_bytes", behind, ledger["behind_bytes"])
+    away = int(ledger["trouble"] is not None)
+    yield from _single("database_away", "1: records can not be written to it.", away)
+    yield from _count("records_refused", "Requests that could not be recorded.", ledger["refused"])
+
+
+# The format -------------------------------------------------------------------------------------------------
+
+
+def _rows(figures: dict[str, float]) -> list[Row]:
+    return [((label,), value) for label, value in figures.items()]
+
+
+def _single(name: str, text: str, value: float) -> Iterator[str]:
+    return _family("gauge", name, text, (), [((), value)])
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> Iterator[str]:
+    return _family("gauge", name, text, labels, rows)
+
+
+def _count(name: str, text: str, value: float) -> Iterator[str]:
+    return _family("counter", f"{name}_total", text, (), [((), value)])
+
+
+def _histogram(name: str, rows: list[dict[str, Any]]) -> Iterator[str]:
+    labels, text = _HISTOGRAMS[name]
+    yield _heading("histogram", f"{name}_seconds", text)
     for row in rows:
-        bounds = (*map(str, row["bounds"]), "+Inf")
-        below = itertools.accumulate(row["counts"])
-        values = [row["labels"][each] for each in labels]
-        family.add_metric(values, list(zip(bounds, below, strict=True)), row["seconds"])
-    return family
+        given = ",".join(f'{label}="{_escaped(row["labels"][label])}"' for label in labels)
+        start, before, whole = (
+            f"{_PREFIX}{name}_seconds",
+            given + "," * bool(given),
+            f"{{{given}}}" * bool(given),
+        )
+        count = 0
+        for bound, more in zip((*row["bounds"], "+Inf"), row["counts"], strict=True):
+            count += more
+            yield f'{start}_bucket{{{before}le="{bound}"}} {count}\n'
+        yield f"{start}_sum{whole} {row['seconds']}\n{start}_count{whole} {count}\n"
 
 
-def _loop(loop: dict[str, Any]) -> Iterator[Metric]:
-    yield _histogram("event_loop_lag", [loop["lag"]])
-    yield _count("event_loop_stalls", "Times that the loop was late by more than its limit.", loop["stalls"])
-    yield _count("event_loop_stalled_seconds", "Seconds of those times together.", loop["stalled_seconds"])
+def _family(kind: str, name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> Iterator[str]:
+    yield _heading(kind, name, text)
+    for values, value in rows:
+        if labels:
+            pairs = zip(labels, values, strict=True)
+            given = ",".join([f'{label}="{_escaped(each)}"' for label, each in pairs])
+            yield f"{_PREFIX}{name}{{{given}}} {value}\n"
+        else:
+            yield f"{_PREFIX}{name} {value}\n"
 
 
-def _sockets(sockets: dict[str, int]) -> Iterator[Metric]:
-    yield _gauge("sockets", "Open WebSockets.", sockets["open"])
-    yield _gauge("socket_streams", "Generations on WebSockets that are not over.", sockets["streams"])
-    yield _gauge("resumable_answers", "Answers that are kept for those who may resume.", sockets["resumable"])
+def _heading(kind: str, name: str, text: str, prefix: str = _PREFIX) -> str:
+    return f"# HELP {prefix}{name} {text}\n# TYPE {prefix}{name} {kind}\n"
 
 
-def _records(ledger: dict[str, Any]) -> Iterator[Metric]:
-    yield _gauge("journal_bytes", "Bytes of the journal of records.", ledger["journal_bytes"])
-    yield _gauge("journal_limit_bytes", "From here on nothing is accepted.", ledger["journal_limit"])
-    yield _gauge("journal_behind_bytes", "Of them not yet in the database.", ledger["behind_bytes"])
-    yield _gauge("database_away", "1: records can not be written to it.", int(ledger["trouble"] is not None))
-    yield _count("records_refused", "Requests that could not be recorded.", ledger["refused"])
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-def _spans(spans: dict[str, int]) -> Iterator[Metric]:
-    family = CounterMetricFamily(_PREFIX + "exported_exchanges", "Exchanges for OTLP.", labels=["state"])
-    for state, value in spans.items():
-        family.add_metric([state], value)
-    yield family
-
-
-_LABELS: Final = {
-    "requests": ["operation", "model", "tenant", "outcome"],
-    "turned_away": ["code"],
-    "failures": ["phase", "code"],
-    "cancellations": ["cause", "phase"],
-    "retries": ["reason"],
-    "tokens": ["tenant", "model", "kind"],
-}
-
-
-def _counter(name: str, text: str, counts: list[tuple[list[str], int]]) -> CounterMetricFamily:
-    family = CounterMetricFamily(_PREFIX + name, text, labels=_LABELS[name])
-    for labels, value in counts:
-        family.add_metric(labels, value)
-    return family
-
-
-def _count(name: str, text: str, value: float) -> CounterMetricFamily:
-    return CounterMetricFamily(_PREFIX + name, text, value=value)
-
-
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(_PREFIX + name, text, value=value)
+def _process() -> Iterator[str]:
+    """What the kernel knows of this process, under the names that every client library uses."""
+    for family in ProcessCollector(registry=None).collect():
+        counter = isinstance(family, CounterMetricFamily)
+        name = f"{family.name}_total" if counter else family.name
+        yield _heading("counter" if counter else "gauge", name, family.documentation, prefix="")
+        for sample in family.samples:
+            yield f"{sample.name} {sample.value}\n"
