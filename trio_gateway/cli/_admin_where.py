@@ -31,7 +31,7 @@ TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File with 
 
 
 def token_of(token: str | None, file: Path | None) -> str | None:
-    """Answer the token that was named in one way or the other; ends with a complaint if it can not be read."""
+    """Answer the token that was named in either way; ends with a complaint if it can not be read."""
     try:
         return token if file is None else read_secret(file)
     except (OSError, ValueError) as wrong:
