@@ -27,6 +27,7 @@ TARGETS: Final = {
     "ollama": "fuzz.wire.ollama",
     "worker": "fuzz.wire.worker",
     "forms": "fuzz.wire.forms",
+    "websocket": "fuzz.wire.websocket",
     "connection": "fuzz.edge.connection",
 }
 
