@@ -2,6 +2,7 @@
 
 from ._access import Access, AdminToken
 from ._app import Metrics, Page, make_admin_app
+from ._dashboard import DASHBOARD_PAGES, dashboard_page
 from ._port import (
     ADMIN_CODES,
     LOCAL,
@@ -25,6 +26,7 @@ from ._workers import make_internal_app
 __all__ = [
     "ACTS",
     "ADMIN_CODES",
+    "DASHBOARD_PAGES",
     "LOCAL",
     "METRICS",
     "MOST_ROWS",
@@ -45,6 +47,7 @@ __all__ = [
     "Role",
     "Row",
     "complaints",
+    "dashboard_page",
     "make_admin_app",
     "make_app",
     "make_internal_app",
