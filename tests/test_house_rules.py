@@ -247,7 +247,7 @@ def declared_imports(path: str) -> set[str]:
     if not path.startswith("trio_gateway/testing/"):
         del extras["dev"]
     names = [re.split(r"[\s\[<>=!~;]", line)[0] for line in sum(extras.values(), project["dependencies"])]
-    renamed = {"opentelemetry-sdk": "opentelemetry"}
+    renamed = {"opentelemetry-proto": "opentelemetry"}
     bound_together = {"annotated_types", "pydantic_core"}  # pydantic's own, part of its documented interface
     return {renamed.get(name, name).replace("-", "_") for name in names} | bound_together
 

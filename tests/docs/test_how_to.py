@@ -201,8 +201,8 @@ def test_every_metric_that_a_guide_names_exists() -> None:
     known |= {
         row["Metric"].strip("`") + part
         for row in rows
-        if row["Type"] == "summary"
-        for part in ("_sum", "_count")
+        if row["Type"] == "histogram"
+        for part in ("_bucket", "_sum", "_count")
     }
     named = {name for guide in GUIDES for name in re.findall(r"trio_gateway_\w+", page(f"how-to/{guide}"))}
     # In nginx's file it is the name of a group of servers.
