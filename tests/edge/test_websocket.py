@@ -60,7 +60,7 @@ async def joined(
             ours = await listener.accept()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL)
         watch = HangupWatch()
-        nursery.start_soon(watch.run)
+        nursery.start_soon(watch.run)  # noqa: ASYNC113 - whoever waits for it waits until it runs
         over = trio.Event()
         raw = trio.SocketStream(theirs)
         client = TokenSocket(raw, raw)
@@ -72,9 +72,8 @@ async def joined(
                 await web.run()
                 over.set()
 
-            nursery.start_soon(run)
-            with trio.fail_after(LIMIT):
-                yield web, client, over
+            nursery.start_soon(run)  # noqa: ASYNC113 - what is sent before waits
+            yield web, client, over
             theirs.close()
             with trio.fail_after(LIMIT):
                 await over.wait()
