@@ -346,12 +346,23 @@ class TokenStream:
         self._tell("accepted", request_id=self.request_id, model=request.model)
 
     async def last_words(self) -> None:
-        """See StreamPort. A client that acknowledges has the time to acknowledge the last deltas too."""
+        """See StreamPort. A client that acknowledges, or gave credit, may do so for the last deltas too.
+
+        One that may come back has that time once more after it came.
+        """
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._log.acked:
-            with trio.move_on_after(ACK_WAIT):
-                while self._log.acked < self._log.sent and self._socket is not None:
-                    await self._moved.park()
+        if not (self._log.acked or self.terms.credit is not None or self.terms.kept):
+            return
+        socket, patience = self._socket, trio.current_time() + ACK_WAIT
+        while self._log.acked < self._log.sent and (self._socket is not None or self.terms.kept):
+            if self._socket is not socket:
+                socket, patience = self._socket, trio.current_time() + ACK_WAIT
+                if self._lost_at is not None:
+                    patience = self._lost_at + self.terms.window
+            with trio.move_on_at(patience) as scope:
+                await self._moved.park()
+            if scope.cancelled_caught:
+                break
 
     def settle(self, ending: Ending) -> None:
         """See StreamPort."""

@@ -116,6 +116,12 @@ class TokenSession:
         """How many streams are under way."""
         return sum(map(self._is_busy, self._open))
 
+    @property
+    def _full(self) -> bool:
+        """Whether no further stream may begin. One whose client was sent its end does not count any more."""
+        unfinished = (not self._open[name][0].finished for name in self._open if self._is_busy(name))
+        return sum(unfinished) >= self._settings.max_streams
+
     def hear(self, text: str) -> None:
         """Take one message."""
         socket = self._socket
@@ -167,7 +173,7 @@ class TokenSession:
             known = ", ".join(_OPERATIONS)
             _refuse(socket, name, "invalid_value", f"the operation is none of {known}", "operation")
             return
-        if self.running >= self._settings.max_streams:
+        if self._full:
             socket.close(TOO_MANY, f"more than {self._settings.max_streams} streams on one socket")
             return
         settings = self._settings
@@ -221,7 +227,7 @@ class TokenSession:
         if found is None:
             _refuse(socket, name, "request_not_found", "there is no such stream, or no longer", "request_id")
             return
-        if self.running >= self._settings.max_streams:
+        if self._full:
             socket.close(TOO_MANY, f"more than {self._settings.max_streams} streams on one socket")
             return
         stream, run = found.stream, found.run
