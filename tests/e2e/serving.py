@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 
 import trio
 
-from trio_gateway.config import Settings, parse_settings
+from trio_gateway.config import Settings, Source, parse_settings
 from trio_gateway.gateway import Gateway
 from trio_gateway.ledger import Record, conservation_errors
 from trio_gateway.telemetry import Log
@@ -58,7 +58,7 @@ def configuration(*engines: ScriptedEngine | str, **sections: Any) -> str:
     urls = [engine if isinstance(engine, str) else engine.url for engine in engines]
     tables: dict[str, Any] = {
         "server": {"bind": ["127.0.0.1:0"]},
-        "admin": {"bind": ["127.0.0.1:0"]},
+        "admin": {"bind": ["127.0.0.1:0"], "hosts": ["gateway"]},
         "workers": [{"id": f"w{number}", "url": url, **each} for number, url in enumerate(urls, 1)],
         "models": [{"id": "m1"}],
         "probes": {"interval": 0},  # most tests count connections and requests
@@ -233,16 +233,25 @@ class _Auditor(trio.abc.Instrument):
 
 @asynccontextmanager
 async def serving(
-    *engines: ScriptedEngine | str, folder: Path = Path(), **sections: Any
+    *engines: ScriptedEngine | str, file: Path | None = None, folder: Path = Path(), **sections: Any
 ) -> AsyncIterator[Serving]:
     """Run a gateway for the length of the block; arguments are those of `configuration`.
+
+    Args:
+        file: where the configuration is written to, and read from again.
 
     After the block, unless it failed, nothing may be left of it.
     """
     before = open_descriptors()
     log = io.StringIO()
     writer = Log(log)
-    gateway = Gateway(settings_of(*engines, folder=folder, **sections), writer)
+    text = configuration(*engines, **sections)
+    if file is None:
+        source = Source.of_text(text, folder=folder)
+    else:
+        file.write_text(text, encoding="utf-8")  # noqa: ASYNC240  (before anything runs)
+        source = Source.read(file)
+    gateway = Gateway(source.settings, writer, source)
     running = Serving(gateway, log)
     auditor = _Auditor(running)
     trio.lowlevel.add_instrument(auditor)

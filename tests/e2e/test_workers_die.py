@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -83,7 +83,10 @@ async def fleet(
     """A gateway in this process and workers that have registered with it."""
     (folder / "join-token").write_text("0123456789abcdef")
     internal = {"bind": ["127.0.0.1:0"], "join_token_file": "join-token"}
-    sections = {"server": {"bind": ["127.0.0.1:0"], "expose_worker": True}, "internal": internal}
+    sections: dict[str, Any] = {
+        "server": {"bind": ["127.0.0.1:0"], "expose_worker": True},
+        "internal": internal,
+    }
     async with serving(folder=folder, models=[{"id": MODEL}], **sections) as gateway:
         workers = Workers(gateway, folder, command)
         try:

@@ -42,6 +42,10 @@ class Access:
         self._hosts = {_LOOPBACK_NAME, *(host.lower() for host in hosts)}
         self._failed = FailedKeys()
 
+    def admit(self, tokens: Iterable[AdminToken]) -> None:
+        """Know these tokens, and no others, from now on."""
+        self._tokens = tuple(tokens)
+
     def check_page(self, headers: Headers, address: str) -> None:
         """Refuse what a web page may have asked for that is not ours.
 

@@ -407,7 +407,8 @@ class Admission:
             return "model_without_worker"
         if tries_at > trio.current_time():
             return "outage"
-        if self._tier_is_full(ticket.pool, ticket.tier):
+        share = self.limits.max_shares.get(TIERS[ticket.tier], 1.0)
+        if share < 1 and self._tier_is_full(ticket.pool, ticket.tier):
             return "tier_share"
         return "no_slot" if self._queue.heads_its_line(ticket) else "ahead_in_line"
 

@@ -23,7 +23,7 @@ from ..agent.engines import (
     read_secret,
     serve_simulated,
 )
-from ..config import ConfigurationError, Settings, explain
+from ..config import ConfigurationError, Source, explain
 from ..database import StoreFailed
 from ..gateway import Gateway
 from ..ledger import FORMATS, parse_dimensions, parse_moment, read_usage, usage_page
@@ -37,6 +37,7 @@ from ._common import (
     choose,
     complain,
     load,
+    read_source,
 )
 from ._tenants import keys, tenants
 
@@ -67,10 +68,10 @@ def _options(
 @app.command()
 def serve(file: ConfigFile = None, config: ConfigOption = None, overrides: Overrides = None) -> None:
     """Serve clients until SIGTERM or SIGINT."""
-    settings = load(choose(file, config), overrides)
-    log = Log(sys.stdout, settings.log.format, settings.log.level)
+    source = read_source(choose(file, config), overrides)
+    log = Log(sys.stdout, source.settings.log.format, source.settings.log.level)
     try:
-        trio.run(_serve, settings, log)
+        trio.run(_serve, source, log)
     except* OSError as group:
         for error in _leaves(group):
             complain(error, CANNOT_START)
@@ -260,8 +261,8 @@ def version() -> None:
     typer.echo(__version__)
 
 
-async def _serve(settings: Settings, log: Log) -> None:
-    await Gateway(settings, log).run()
+async def _serve(source: Source, log: Log) -> None:
+    await Gateway(source.settings, log, source).run()
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

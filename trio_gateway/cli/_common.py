@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from ..config import ConfigurationError, Settings, load_settings
+from ..config import ConfigurationError, Settings, Source, load_settings
 
 DEFAULT_FILE = Path("trio-gateway.toml")
 ConfigFile = Annotated[
@@ -36,6 +36,15 @@ def load(config: Path, overrides: list[str] | None) -> Settings:
     """Read the configuration, or end with all that is wrong with it."""
     try:
         return load_settings(config, os.environ, overrides or ())
+    except ConfigurationError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(USAGE_ERROR) from None
+
+
+def read_source(config: Path, overrides: list[str] | None) -> Source:
+    """Read the configuration so that it can be read again, or end with all that is wrong with it."""
+    try:
+        return Source.read(config, dict(os.environ), overrides or ())
     except ConfigurationError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(USAGE_ERROR) from None

@@ -11,9 +11,10 @@ from trio_gateway.config._addresses import Bind, Endpoint, parse_bind, parse_net
 from trio_gateway.config._certificates import certificate_complaint
 from trio_gateway.config._database import DatabaseUrl, parse_database_url
 from trio_gateway.config._explain import explain
+from trio_gateway.config._fields import Section
 from trio_gateway.config._key_table import judge_tenant, key_table, parse_expiry
 from trio_gateway.config._load import load_settings, names_database, parse_settings
-from trio_gateway.config._problems import ConfigurationError, Problem
+from trio_gateway.config._problems import ConfigurationError, Problem, quoted_key
 from trio_gateway.config._reference import reference_page
 from trio_gateway.config._sections import (
     AdminSettings,
@@ -69,6 +70,7 @@ __all__ = [
     "ProbesSettings",
     "Problem",
     "RetrySettings",
+    "Section",
     "ServerSettings",
     "Settings",
     "ShutdownSettings",
@@ -91,5 +93,6 @@ __all__ = [
     "parse_origin",
     "parse_settings",
     "parse_url",
+    "quoted_key",
     "reference_page",
 ]

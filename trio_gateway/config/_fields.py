@@ -33,21 +33,21 @@ def about(unit: str, meaning: str, *, applies: Applies = "restart", **bounds: An
     Args:
         unit: what the number counts, or the shape of what is no number.
         meaning: one sentence.
-        applies: when a change is taken. This version reads its configuration once.
+        applies: when a change is taken that a running gateway reads or is told.
         bounds: as `pydantic.Field` takes them: ``ge``, ``gt``, ``le``, ``min_length``, ...
     """
     return Field(description=meaning, json_schema_extra={"unit": unit, "applies": applies}, **bounds)
 
 
-def seconds(meaning: str, *, zero: bool = False) -> Any:
+def seconds(meaning: str, *, zero: bool = False, applies: Applies = "restart") -> Any:
     """Describe a duration of more than nothing, or with `zero` of nothing too, and of a day at most."""
     lowest: dict[str, Any] = {"ge": 0} if zero else {"gt": 0}
-    return about("seconds", meaning, **lowest, le=LONGEST)
+    return about("seconds", meaning, applies=applies, **lowest, le=LONGEST)
 
 
-def switch(meaning: str) -> Any:
+def switch(meaning: str, *, applies: Applies = "restart") -> Any:
     """Describe what is on or off."""
-    return about("true or false", meaning)
+    return about("true or false", meaning, applies=applies)
 
 
 def as_text(value: object) -> str:

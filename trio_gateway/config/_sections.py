@@ -106,9 +106,13 @@ class TlsSettings(Section):
 
     certificate: Annotated[
         str,
-        about("path", "PEM file with the certificate, and behind it those that vouch for it; read at start."),
+        about(
+            "path",
+            "PEM file with the certificate, and behind it those that vouch for it; read at start and at "
+            "each reload.",
+        ),
     ]
-    key: Annotated[str, about("path", "PEM file with its private key, not encrypted; read at start.")]
+    key: Annotated[str, about("path", "PEM file with its private key, not encrypted; read likewise.")]
 
 
 class ServerSettings(Section):
@@ -143,7 +147,10 @@ class ServerSettings(Section):
         ),
     ] = False
     expose_worker: Annotated[
-        bool, switch("Shows callers which worker served them, in answer headers and errors.")
+        bool,
+        switch(
+            "Shows callers which worker served them, in answer headers and errors.", applies="new requests"
+        ),
     ] = False
     cors_origins: Annotated[
         Origins,
@@ -158,15 +165,17 @@ class ServerSettings(Section):
 class AdminTokenSettings(Section):
     """One token of operators; only its hash is known here."""
 
-    id: Annotated[Id, about("name", "Its name, under which the audit table has what was done with it.")]
+    id: Annotated[
+        Id, about("name", "Its name, under which the audit table has what was done with it.", applies="now")
+    ]
     hash: Annotated[
         str,
         AfterValidator(check_hash),
-        about("hash", '"sha256:" and the hexadecimal SHA-256 of the whole token.'),
+        about("hash", '"sha256:" and the hexadecimal SHA-256 of the whole token.', applies="now"),
     ] = Field(repr=False)
     role: Annotated[
         Literal["viewer", "operator"],
-        about("word", "What may be done with it: a viewer reads, an operator also acts."),
+        about("word", "What may be done with it: a viewer reads, an operator also acts.", applies="now"),
     ]
 
     @property
@@ -193,6 +202,7 @@ class AdminSettings(Section):
             "tables",
             "Who may come in, such as {id, hash, role}; with an empty list, whoever can connect is an "
             "operator.",
+            applies="now",
         ),
     ] = ()
     hosts: Annotated[
@@ -253,48 +263,91 @@ class LimitsSettings(Section):
         ),
     ] = 4096
     head_bytes: Annotated[
-        Size, about("bytes", "Longest request head, request line included (else 431).", ge=256, le=MiB)
+        Size,
+        about(
+            "bytes",
+            "Longest request head, request line included (else 431).",
+            ge=256,
+            le=MiB,
+            applies="new requests",
+        ),
     ] = 64 * KiB
     head_count: Annotated[
-        int, about("headers", "Most header lines in a request head (else 431).", ge=1, le=10_000)
+        int,
+        about(
+            "headers",
+            "Most header lines in a request head (else 431).",
+            ge=1,
+            le=10_000,
+            applies="new requests",
+        ),
     ] = 100
     head_timeout: Annotated[
         Duration,
         seconds(
             "Longest time from a request's first byte, or a new connection, to its whole head (else "
-            "408, or a silent close if no byte came)."
+            "408, or a silent close if no byte came).",
+            applies="new requests",
         ),
     ] = 10.0
-    body_bytes: Annotated[Size, about("bytes", "Largest request body (else 413).", ge=1, le=4 * GiB)] = (
-        20 * MiB
-    )
+    body_bytes: Annotated[
+        Size, about("bytes", "Largest request body (else 413).", ge=1, le=4 * GiB, applies="new requests")
+    ] = 20 * MiB
     body_timeout: Annotated[
         Duration,
-        seconds("Longest time from a request's head to the end of its body (else 408)."),
+        seconds(
+            "Longest time from a request's head to the end of its body (else 408).", applies="new requests"
+        ),
     ] = 30.0
     keep_alive: Annotated[
         Duration,
-        seconds("How long a connection may stay idle between two requests."),
+        seconds("How long a connection may stay idle between two requests.", applies="new requests"),
     ] = 75.0
     unplaced_bytes: Annotated[
         Size,
-        about("bytes", "Request bodies in memory, in total, of all requests that have no worker yet.", ge=1),
+        about(
+            "bytes",
+            "Request bodies in memory, in total, of all requests that have no worker yet.",
+            ge=1,
+            applies="now",
+        ),
     ] = 256 * MiB
     json_values: Annotated[
-        int, about("values", "Most JSON values in one request body (else 400).", ge=1, le=100_000_000)
+        int,
+        about(
+            "values",
+            "Most JSON values in one request body (else 400).",
+            ge=1,
+            le=100_000_000,
+            applies="new requests",
+        ),
     ] = 200_000
     event_bytes: Annotated[
         Size,
-        about("bytes", "Largest single event of an engine's stream (else the attempt fails).", ge=1, le=GiB),
+        about(
+            "bytes",
+            "Largest single event of an engine's stream (else the attempt fails).",
+            ge=1,
+            le=GiB,
+            applies="new requests",
+        ),
     ] = 4 * MiB
     answer_bytes: Annotated[
-        Size, about("bytes", "Largest buffered answer of an engine (else 502).", ge=1, le=4 * GiB)
+        Size,
+        about(
+            "bytes",
+            "Largest buffered answer of an engine (else 502).",
+            ge=1,
+            le=4 * GiB,
+            applies="new requests",
+        ),
     ] = 64 * MiB
     gone_probe_interval: Annotated[
         Duration,
         seconds(
             "How often a client that closed its sending side is asked again whether it is still "
-            "there, while nothing else is written to it."
+            "there, while nothing else is written to it.",
+            applies="new requests",
         ),
     ] = 10.0
 
@@ -304,7 +357,13 @@ class TierSettings(Section):
 
     max_share: Annotated[
         float,
-        about("ratio", "Largest share of a model's slots that requests of this tier may hold.", gt=0, le=1),
+        about(
+            "ratio",
+            "Largest share of a model's slots that requests of this tier may hold.",
+            gt=0,
+            le=1,
+            applies="now",
+        ),
     ] = 1.0
 
 
@@ -322,26 +381,35 @@ class AdmissionSettings(Section):
     max_queued: Annotated[
         int,
         about(
-            "requests", "Requests that wait for a worker; 0 serves at once or refuses.", ge=0, le=1_000_000
+            "requests",
+            "Requests that wait for a worker; 0 serves at once or refuses.",
+            ge=0,
+            le=1_000_000,
+            applies="now",
         ),
     ] = 1024
     max_queued_bytes: Annotated[
-        Size, about("bytes", "Bodies of the requests that wait for a worker, in total.", ge=0)
+        Size, about("bytes", "Bodies of the requests that wait for a worker, in total.", ge=0, applies="now")
     ] = 128 * MiB
     max_wait: Annotated[
         Duration,
-        seconds("Longest wait for a worker, retries included (then 503)."),
+        seconds("Longest wait for a worker, retries included (then 503).", applies="new requests"),
     ] = 60.0
     promote_after: Annotated[
         Duration,
         seconds(
             "Time without a placement after which the oldest request of a tenant in a tier rises by one; "
-            "the next after as long."
+            "the next after as long.",
+            applies="now",
         ),
     ] = 30.0
     tiers: Annotated[
         TiersSettings,
-        about("table", "What a tier may take, as {batch = {max_share = 0.5}}; batch 0.8, the others all."),
+        about(
+            "table",
+            "What a tier may take, as {batch = {max_share = 0.5}}; batch 0.8, the others all.",
+            applies="now",
+        ),
     ] = TiersSettings()
 
 
@@ -350,20 +418,30 @@ class DeadlinesSettings(Section):
 
     default: Annotated[
         Duration,
-        seconds("Deadline of a request when neither its header nor its tenant names one."),
+        seconds(
+            "Deadline of a request when neither its header nor its tenant names one.", applies="new requests"
+        ),
     ] = 600.0
-    maximum: Annotated[Duration, seconds("Longest deadline that anybody can ask for.")] = 3600.0
+    maximum: Annotated[
+        Duration, seconds("Longest deadline that anybody can ask for.", applies="new requests")
+    ] = 3600.0
     connect: Annotated[
         Duration,
-        seconds("Longest time to a usable connection to a worker, TCP and TLS."),
+        seconds("Longest time to a usable connection to a worker, TCP and TLS.", applies="new requests"),
     ] = 5.0
     first_token: Annotated[
         Duration,
-        seconds("Longest time from the sent request to the attempt's first event with content."),
+        seconds(
+            "Longest time from the sent request to the attempt's first event with content.",
+            applies="new requests",
+        ),
     ] = 300.0
     between_events: Annotated[
         Duration,
-        seconds("Longest silence of an engine within its answer; comments are no progress."),
+        seconds(
+            "Longest silence of an engine within its answer; comments are no progress.",
+            applies="new requests",
+        ),
     ] = 120.0
 
 
@@ -371,7 +449,7 @@ class RetrySettings(Section):
     """Further attempts, made only before anything of an answer was delivered."""
 
     max_attempts: Annotated[
-        int, about("attempts", "Attempts per request; 1 never repeats.", ge=1, le=100)
+        int, about("attempts", "Attempts per request; 1 never repeats.", ge=1, le=100, applies="new requests")
     ] = 3
     budget_ratio: Annotated[
         float,
@@ -381,13 +459,15 @@ class RetrySettings(Section):
             "attempts that no engine executed cost nothing.",
             ge=0,
             le=1,
+            applies="now",
         ),
     ] = 0.2
     backoff: Annotated[
         Duration,
         seconds(
             "How long a worker that turned a request away without saying when to return is left "
-            "alone; doubles each time, up to eight times this value."
+            "alone; doubles each time, up to eight times this value.",
+            applies="now",
         ),
     ] = 1.0
 
@@ -492,11 +572,17 @@ class DeliverySettings(Section):
             "Answer bytes that wait for one client before the engine is read no further.",
             ge=1,
             le=GiB,
+            applies="new requests",
         ),
     ] = 256 * KiB
     total_buffer_bytes: Annotated[
         Size,
-        about("bytes", "Answer bytes that wait for all clients together, buffered answers included.", ge=1),
+        about(
+            "bytes",
+            "Answer bytes that wait for all clients together, buffered answers included.",
+            ge=1,
+            applies="now",
+        ),
     ] = 256 * MiB
     upstream_receive_buffer: Annotated[
         Size,
@@ -505,28 +591,34 @@ class DeliverySettings(Section):
             "Receive buffer of a connection to an engine, set before it connects; the kernel may round it.",
             ge=2 * KiB,
             le=16 * MiB,
+            applies="new requests",
         ),
     ] = 16 * KiB
     stall_timeout: Annotated[
         Duration,
-        seconds("A client that takes no byte for this long while bytes wait for it is cut off."),
+        seconds(
+            "A client that takes no byte for this long while bytes wait for it is cut off.",
+            applies="new requests",
+        ),
     ] = 30.0
     max_lag: Annotated[
         Duration,
-        seconds("A client whose oldest waiting event is older than this is cut off."),
+        seconds("A client whose oldest waiting event is older than this is cut off.", applies="new requests"),
     ] = 120.0
     resume_window: Annotated[
         Duration,
         seconds(
             "How long a resumable answer waits for its client after a lost connection, and is kept "
-            "after its end."
+            "after its end.",
+            applies="new requests",
         ),
     ] = 30.0
     merge_deltas: Annotated[
         bool,
         switch(
             "Joins the deltas of a chat or completion that wait for a slow client into fewer, larger ones; "
-            "never those of a stream with a receipt."
+            "never those of a stream with a receipt.",
+            applies="new requests",
         ),
     ] = False
 
@@ -540,10 +632,14 @@ class StreamSettings(Section):
             "Silence after which a streamed answer sends its headers and a comment, again and again; "
             "0 never does.",
             zero=True,
+            applies="new requests",
         ),
     ] = 10.0
     heartbeat_while_queued: Annotated[
-        bool, switch("Sends headers and heartbeats also during the first wait in the queue.")
+        bool,
+        switch(
+            "Sends headers and heartbeats also during the first wait in the queue.", applies="new requests"
+        ),
     ] = False
     error_style: Annotated[
         Literal["event", "finish_reason"],
@@ -551,13 +647,15 @@ class StreamSettings(Section):
             "word",
             "How a failure ends a stream: by an error event, or also by a chunk with the finish_reason "
             '"error" before it, for clients that look only there.',
+            applies="new requests",
         ),
     ] = "event"
     receipt: Annotated[
         bool,
         switch(
             "Puts a comment before the end of every stream, with the SHA-256 over its events and their "
-            "number, also for callers that do not ask for it with X-Gateway-Receipt."
+            "number, also for callers that do not ask for it with X-Gateway-Receipt.",
+            applies="new requests",
         ),
     ] = False
 
@@ -567,17 +665,29 @@ class WebSocketSettings(Section):
 
     max_message_bytes: Annotated[
         Size,
-        about("bytes", "One message of a client, its fragments together.", ge=KiB, le=GiB),
+        about(
+            "bytes",
+            "One message of a client, its fragments together.",
+            ge=KiB,
+            le=GiB,
+            applies="new requests",
+        ),
     ] = 4 * MiB
-    ping_interval: Annotated[Duration, seconds("Time between two pings.")] = 20.0
+    ping_interval: Annotated[Duration, seconds("Time between two pings.", applies="new requests")] = 20.0
     ping_timeout: Annotated[
         Duration,
-        seconds("A ping that the client's machine received and that is not answered for this long ends it."),
+        seconds(
+            "A ping that the client's machine received and that is not answered for this long ends it.",
+            applies="new requests",
+        ),
     ] = 20.0
     auth_timeout: Annotated[
-        Duration, seconds("Time for the first message of a client that showed no key before.")
+        Duration,
+        seconds("Time for the first message of a client that showed no key before.", applies="new requests"),
     ] = 10.0
-    max_streams: Annotated[int, about("count", "Generations at a time on one socket.", ge=1, le=1024)] = 32
+    max_streams: Annotated[
+        int, about("count", "Generations at a time on one socket.", ge=1, le=1024, applies="new requests")
+    ] = 32
 
 
 class ShutdownSettings(Section):
@@ -585,14 +695,14 @@ class ShutdownSettings(Section):
 
     readiness_delay: Annotated[
         Duration,
-        seconds("How long new work is still served after /readyz began to fail.", zero=True),
+        seconds("How long new work is still served after /readyz began to fail.", zero=True, applies="now"),
     ] = 5.0
-    grace: Annotated[Duration, seconds("How long running requests may continue after that.", zero=True)] = (
-        30.0
-    )
+    grace: Annotated[
+        Duration, seconds("How long running requests may continue after that.", zero=True, applies="now")
+    ] = 30.0
     hard_limit: Annotated[
         Duration,
-        seconds("The process has ended this long after the signal, whatever hangs."),
+        seconds("The process has ended this long after the signal, whatever hangs.", applies="now"),
     ] = 60.0
 
 
@@ -652,7 +762,7 @@ class LogSettings(Section):
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        about("word", "The least severe message that is written."),
+        about("word", "The least severe message that is written.", applies="now"),
     ] = "info"
     format: Annotated[
         Literal["json", "console"], about("word", "One JSON object a line, or lines for people.")

@@ -81,7 +81,7 @@ class WorkerSettings(Section):
     `api_key` and `ca_pem` are no keys of the file; they hold what stood in the files that it names.
     """
 
-    id: Annotated[Id, about("name", "The worker's own name, in logs, metrics and [[models]].")]
+    id: Annotated[Id, about("name", "The worker's own name, in logs, metrics and [[models]].", applies="now")]
     url: Annotated[
         str,
         AfterValidator(_check_url),
@@ -89,6 +89,7 @@ class WorkerSettings(Section):
             "URL",
             "Where the engine listens: http://, https:// or http+unix:///path; a path goes before the "
             "engine's own paths, and /v1 at its end may be left out; an agent has none.",
+            applies="now",
         ),
     ]
     kind: Annotated[
@@ -97,6 +98,7 @@ class WorkerSettings(Section):
             "word",
             "Which engine it is; openai for everything that only speaks OpenAI's routes, agent for "
             "`trio-gateway worker` beside an engine.",
+            applies="now",
         ),
     ]
     dns: Annotated[
@@ -110,6 +112,7 @@ class WorkerSettings(Section):
             "Requests that it serves at a time, of all gateways together.",
             ge=1,
             le=100_000,
+            applies="now",
         ),
     ] = None
     weight: Annotated[
@@ -119,21 +122,25 @@ class WorkerSettings(Section):
             "Its share of requests compared with other workers that have as many slots.",
             gt=0,
             le=1_000_000,
+            applies="now",
         ),
     ] = 1.0
     labels: Annotated[
-        Many[Id], about("names", "Words by which [[models]] can name several workers at once.")
+        Many[Id], about("names", "Words by which [[models]] can name several workers at once.", applies="now")
     ] = ()
     ca: Annotated[
         str | None,
-        about("path", "PEM file with the only authorities that may vouch for an https worker."),
+        about(
+            "path", "PEM file with the only authorities that may vouch for an https worker.", applies="now"
+        ),
     ] = None
     api_key_file: Annotated[
         str | None,
         about(
             "path",
             "File with the credential that the gateway shows to this worker; must be given for an agent, and "
-            "is read at start.",
+            "is read at start and at each reload.",
+            applies="now",
         ),
     ] = None
     cancel_grace: Annotated[
@@ -142,6 +149,7 @@ class WorkerSettings(Section):
             "How long a slot stays counted after a request was abandoned, until the engine has "
             "surely let it go.",
             zero=True,
+            applies="now",
         ),
     ] = Field(default_factory=lambda known: CANCEL_GRACE[known["kind"]])
     api_key: SecretStr | None = Field(default=None, exclude=True)
@@ -156,16 +164,17 @@ class WorkerSettings(Section):
 class ModelSettings(Section):
     """One model that callers may name."""
 
-    id: Annotated[PublicName, about("name", "The public name.")]
-    upstream: Annotated[ModelName, about("name", "The name that the engines know.")] = Field(
-        default_factory=lambda known: known["id"]
-    )
+    id: Annotated[PublicName, about("name", "The public name.", applies="new requests")]
+    upstream: Annotated[
+        ModelName, about("name", "The name that the engines know.", applies="new requests")
+    ] = Field(default_factory=lambda known: known["id"])
     workers: Annotated[
         Many[Id] | None,
         about(
             "names",
             "Ids or labels of the workers that serve it, of those in this file and of those that register.",
             min_length=1,
+            applies="new requests",
         ),
     ] = None
     fallbacks: Annotated[
@@ -174,6 +183,7 @@ class ModelSettings(Section):
             "names",
             "Ids of other models, best first, that serve its requests while no worker of its own can; "
             "never after a part of an answer was delivered.",
+            applies="new requests",
         ),
     ] = ()
     aliases: Annotated[
@@ -181,6 +191,7 @@ class ModelSettings(Section):
         about(
             "names",
             "Further public names of the same model; tenants and answers know it by its id alone.",
+            applies="new requests",
         ),
     ] = ()
     defaults: Annotated[
@@ -190,6 +201,7 @@ class ModelSettings(Section):
             "table",
             "Request fields for generating text, such as {temperature = 0.7}, that engines get where a "
             "caller leaves them out.",
+            applies="new requests",
         ),
     ] = Field(default_factory=dict)
     max_output_tokens: Annotated[
@@ -199,6 +211,7 @@ class ModelSettings(Section):
             "Longest answer that a caller can ask for, and the bound of one who asks for none.",
             ge=1,
             le=2**31 - 1,
+            applies="new requests",
         ),
     ] = None
 
@@ -208,6 +221,7 @@ class ModelSettings(Section):
             "How long a client's full buffer may keep its engine from being read, before the client is cut "
             "off; 0 cuts it off as soon as the buffer is full.",
             zero=True,
+            applies="new requests",
         ),
     ] = None
 
@@ -220,7 +234,11 @@ class ModelSettings(Section):
 Requests = Annotated[
     int | None,
     about(
-        "requests", "Requests that it may make in a minute, all at once or spread.", ge=1, le=1_000_000_000
+        "requests",
+        "Requests that it may make in a minute, all at once or spread.",
+        ge=1,
+        le=1_000_000_000,
+        applies="new requests",
     ),
 ]
 
@@ -231,6 +249,7 @@ Tokens = Annotated[
         "Tokens of prompts and answers that it may use in a minute, all at once or spread.",
         ge=1,
         le=10**12,
+        applies="new requests",
     ),
 ]
 
@@ -238,27 +257,46 @@ Tokens = Annotated[
 class KeySettings(Section):
     """One API key of a tenant; only its hash is known here."""
 
-    id: Annotated[Id, about("name", "The key's name, in records; no other key of any tenant may have it.")]
+    id: Annotated[
+        Id,
+        about(
+            "name",
+            "The key's name, in records; no other key of any tenant may have it.",
+            applies="new requests",
+        ),
+    ]
     hash: Annotated[
         str,
         AfterValidator(check_hash),
-        about("hash", '"sha256:" and the hexadecimal SHA-256 of the whole key.'),
+        about("hash", '"sha256:" and the hexadecimal SHA-256 of the whole key.', applies="new requests"),
     ] = Field(repr=False)
     expires: Annotated[
         datetime | None,
         BeforeValidator(_read_moment),
-        about("date and time", "From when on it opens nothing, such as 2027-01-31T00:00:00Z."),
+        about(
+            "date and time",
+            "From when on it opens nothing, such as 2027-01-31T00:00:00Z.",
+            applies="new requests",
+        ),
     ] = None
     models: Annotated[
         Many[ModelName],
         AfterValidator(_check_patterns),
         about(
-            "names", 'Those of its tenant\'s models that it may use; "*" means all of these.', min_length=1
+            "names",
+            'Those of its tenant\'s models that it may use; "*" means all of these.',
+            min_length=1,
+            applies="new requests",
         ),
     ] = ("*",)
     tiers: Annotated[
         Many[Tier],
-        about("words", "Those of its tenant's priorities that it may ask for.", min_length=1),
+        about(
+            "words",
+            "Those of its tenant's priorities that it may ask for.",
+            min_length=1,
+            applies="new requests",
+        ),
     ] = ("interactive", "standard", "batch")
     requests_per_minute: Requests = None
     tokens_per_minute: Tokens = None
@@ -272,10 +310,14 @@ class KeySettings(Section):
 class TenantSettings(Section):
     """One party that owns keys and is limited as a whole."""
 
-    id: Annotated[Id, about("name", "The tenant's name, in records and metrics.")]
+    id: Annotated[Id, about("name", "The tenant's name, in records and metrics.", applies="new requests")]
     keys: Annotated[
         Items[KeySettings],
-        about("tables", "Its API keys, such as {id, hash}; an empty list locks the tenant out."),
+        about(
+            "tables",
+            "Its API keys, such as {id, hash}; an empty list locks the tenant out.",
+            applies="new requests",
+        ),
     ]
     weight: Annotated[
         float,
@@ -284,34 +326,42 @@ class TenantSettings(Section):
             "Its share of busy workers, in tokens, compared with other tenants that wait.",
             gt=0,
             le=1_000_000,
+            applies="now",
         ),
     ] = 1.0
     tiers: Annotated[
         Many[Tier],
-        about("words", "Priorities that its requests may ask for.", min_length=1),
+        about("words", "Priorities that its requests may ask for.", min_length=1, applies="new requests"),
     ] = ("interactive", "standard")
     models: Annotated[
         Many[ModelName],
         AfterValidator(_check_patterns),
-        about("names", 'Public names of the models it may use; "*" means all.'),
+        about("names", 'Public names of the models it may use; "*" means all.', applies="new requests"),
     ] = ("*",)
     max_concurrency: Annotated[
-        int | None, about("requests", "Requests that it may have at workers at a time.", ge=1, le=1_000_000)
+        int | None,
+        about(
+            "requests", "Requests that it may have at workers at a time.", ge=1, le=1_000_000, applies="now"
+        ),
     ] = None
     max_queued: Annotated[
-        int, about("requests", "Requests that it may have waiting.", ge=0, le=1_000_000)
+        int, about("requests", "Requests that it may have waiting.", ge=0, le=1_000_000, applies="now")
     ] = 64
     requests_per_minute: Requests = None
     tokens_per_minute: Tokens = None
     default_timeout: Annotated[
         Duration | None,
-        seconds("Deadline of its requests that name none, instead of deadlines.default."),
+        seconds(
+            "Deadline of its requests that name none, instead of deadlines.default.", applies="new requests"
+        ),
     ] = None
     max_timeout: Annotated[
         Duration | None,
-        seconds("Longest deadline that its requests can ask for, below deadlines.maximum."),
+        seconds(
+            "Longest deadline that its requests can ask for, below deadlines.maximum.", applies="new requests"
+        ),
     ] = None
     engine_fields: Annotated[
         bool,
-        switch("Lets it send body fields that steer the engine itself."),
+        switch("Lets it send body fields that steer the engine itself.", applies="new requests"),
     ] = False

@@ -161,6 +161,12 @@ class Generator:
         # Each thread that computes may keep the loop waiting for its turn, so there is one.
         self._readers = trio.CapacityLimiter(1)
 
+    def use(self, parts: Parts, settings: GenerateSettings) -> None:
+        """Make the requests that come from now on out of other parts, within other bounds."""
+        self._parts = parts
+        self._settings = settings
+        self.kept.window = settings.keep.window
+
     async def run(
         self,
         incoming: Incoming,

@@ -60,6 +60,10 @@ class UnplacedBytes:
         self._returns = returns
         self.used = 0
 
+    def resize(self, limit: int) -> None:
+        """Have another limit from now on. What is held stays, and counts."""
+        self._limit = limit
+
     def check(self, size: int) -> None:
         """Judge whether ``size`` bytes more would find room by now.
 
@@ -276,6 +280,11 @@ class HttpServer:
             self._bug("connection", exc)
         finally:
             self.open -= 1
+
+    def limit(self, limits: ServerLimits) -> None:
+        """Have other bounds: of heads on new connections, of all else from the next request on."""
+        self._limits = limits
+        self.room.resize(limits.unplaced_bytes)
 
     def close_idle(self) -> None:
         """End the connections that wait for a request; those that answer go on."""

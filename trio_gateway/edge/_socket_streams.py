@@ -66,6 +66,10 @@ class SocketStreams:
         self._refusing = refusing
         self._spawn = spawn
 
+    def use(self, parts: Parts) -> None:
+        """Make the streams that begin from now on out of other parts."""
+        self._parts = parts
+
     def start(
         self,
         port: StreamPort,

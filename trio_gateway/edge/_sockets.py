@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import trio
 
 from ..errors import Problem, Refused
+from ..exchange import Parts
 from ..flow import BufferPool
 from ..tenancy import Caller, Keyring
 from ..wire import (
@@ -106,6 +107,12 @@ class Sockets:
         self._open: dict[WebSocket, Session] = {}
         self._closed = trio.lowlevel.ParkingLot()
         self.kept: Final = KeptStreams(settings.tokens.window, pool)
+
+    def use(self, parts: Parts, settings: SocketSettings) -> None:
+        """Have other bounds for new sockets, and other parts for new streams on all of them."""
+        self._settings = settings
+        self._streams.use(parts)
+        self.kept.window = settings.tokens.window
 
     def __len__(self) -> int:
         return len(self._open)

@@ -165,7 +165,7 @@ class Exchange:
         self.resumable: Final = kept > 0
         self.tally: Final = Tally()
         self.flight: Final = Flight()
-        self.flight.note_at(request.arrived, "arrived", size=request.size)
+        self.flight.note_at(request.arrived, "arrived", size=request.size, door=door)
         self.task: trio.lowlevel.Task | None = None
         # A receipt is over each event as the engine sent it.
         merging = parts.limits.merge_deltas and request.operation.choices and not request.receipt
@@ -229,6 +229,10 @@ class Exchange:
             return "waiting", self._ticket.place, self._ticket.eta, None
         return "running", None, None, None
 
+    def standing_word(self) -> str:
+        """Tell the state alone."""
+        return "ended" if self.ending is not None else "waiting" if self._waiting else "running"
+
     def take_progress(self) -> tuple[Worker, float, int | None] | None:
         """How far its stream has come since this was last asked; see `Attempt.take_progress`."""
         return None if self._attempt is None else self._attempt.take_progress()
@@ -259,6 +263,16 @@ class Exchange:
     def stalled_for(self, now: float) -> float:
         """For how many seconds the client has taken nothing while bytes waited for it."""
         return self._delivery.stalled_for(now)
+
+    @property
+    def generated(self) -> int:
+        """Tokens that an engine made for it, as far as was seen."""
+        return 0 if self._attempt is None else self._attempt.generated()[1]
+
+    @property
+    def worker(self) -> str | None:
+        """Where it runs; None: it waits, or is over."""
+        return None if self._waiting or self.ending is not None else self.tally.worker
 
     def tokens(self) -> dict[str, int | None]:
         """Tokens by kind as far as is known by now; None where nobody knows or tells."""

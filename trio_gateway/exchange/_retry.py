@@ -244,6 +244,10 @@ class RetryBudget:
         self._level = size
         self._at = 0.0
 
+    def change(self, ratio: float) -> None:
+        """Let each request fill in another share from now on."""
+        self._ratio = ratio
+
     def deposit(self) -> None:
         """Count a request."""
         self._level = min(self._level + self._ratio, self._size)

@@ -85,7 +85,13 @@ class Registrations:
         self._tell = tell
         self._entries: dict[str, _Entry] = {}
         self._gone: OrderedDict[str, int] = OrderedDict()  # the last incarnation of those that were forgotten
-        self._static: Final = frozenset(fleet.books)
+        self._static = frozenset(fleet.books)
+
+    def reserve(self, configured: Iterable[str]) -> None:
+        """Take no worker under these names; one that is there is forgotten, but for its book."""
+        self._static = frozenset(configured)
+        for worker_id in self._static & self._entries.keys():
+            self._remember(worker_id, self._entries[worker_id])
 
     async def register(self, asked: Registration) -> Registered:
         """Take a worker in, or the same process again.

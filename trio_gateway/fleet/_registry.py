@@ -6,7 +6,7 @@ import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ..contract import InternalRequest, Rejection, Worker, WorkerStatus
@@ -71,7 +71,7 @@ class Fleet:
         dice: Callable[[], float] = random.random,
     ) -> None:
         self._now = now
-        self.settings: Final = settings
+        self.settings = settings
         self._dice = dice
         self.books: dict[str, WorkerBook] = {}
         self._of_worker: dict[Worker, WorkerBook] = {}
@@ -273,6 +273,16 @@ class Fleet:
         if not self._pools:
             self._find_pools()
         return sum(book.slots for book in self._pool_books.get(pool, ()) if book.placeable)
+
+    def pool_members(self, pool: str) -> tuple[list[str], list[WorkerBook]]:
+        """Answer the models and the workers of a pool."""
+        if not self._pools:
+            self._find_pools()
+        return [model for model, of in self._pools.items() if of == pool], self._pool_books.get(pool, [])
+
+    def pause_at_first(self, seconds: float) -> None:
+        """Leave a worker that has no room alone for another time at first."""
+        self.settings = replace(self.settings, first_pause=seconds)
 
     def asks_for_any(self, names: Iterable[str]) -> bool:
         """Whether a model is served by whoever reports it, and these names are enough for that."""

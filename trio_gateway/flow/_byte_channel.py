@@ -93,6 +93,11 @@ class BufferPool:
                 left -= waiter.size
                 self._wake(waiter)
 
+    def resize(self, total: int) -> None:
+        """Have another bound from now on. What is held stays, and counts."""
+        self.total = total
+        self.give(0)
+
     def lets_over(self, gathering: Gathering) -> bool:
         """Whether this one may go on although there is no room: the first that asked, until it is through."""
         if self._first is None:

@@ -40,6 +40,15 @@ class Log:
             self._thread = threading.Thread(target=self._write, args=(stream,), name="log", daemon=True)
             self._thread.start()
 
+    @property
+    def level(self) -> str:
+        """The least severe that is written."""
+        return next(name for name, value in LEVELS.items() if value == self._least)
+
+    def relevel(self, level: str) -> None:
+        """Write what is at least as severe as this from now on."""
+        self._least = LEVELS[level]
+
     def write(self, level: str, event: str, **fields: Any) -> None:
         """Queue a line; never waits."""
         if LEVELS[level] < self._least:

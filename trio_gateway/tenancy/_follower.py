@@ -55,6 +55,7 @@ class Follower(Generic[T]):
         self._built: T | None = None
         self._stored: Stored | None = None
         self._ignored: tuple[str, ...] = ()
+        self._again = False
         self._seen_at: float | None = None
         self._trouble: str | None = None
 
@@ -79,6 +80,15 @@ class Follower(Generic[T]):
         finally:
             self._stop.set()
             thread.join(CLOSE_LIMIT)
+
+    @property
+    def stored(self) -> Stored | None:
+        """What was read last; None: nothing was yet."""
+        return self._stored
+
+    def look_again(self) -> None:
+        """Build once more from what is stored, changed or not: what is built with has changed."""
+        self._again = True
 
     def statistics(self) -> dict[str, Any]:
         """Answer the figures of this moment."""
@@ -126,7 +136,10 @@ class Follower(Generic[T]):
         roster.close()
 
     def _look(self, roster: RosterPort) -> T | None:
-        stored = roster.newer(None if self._stored is None else self._stored.revision)
+        again = self._again
+        stored = roster.newer(None if again or self._stored is None else self._stored.revision)
+        if again:
+            self._again = False
         self._seen_at = time.monotonic()
         if stored is None:
             return None

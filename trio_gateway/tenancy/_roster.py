@@ -160,6 +160,36 @@ class Roster:
             connection.execute(sa.insert(_KEYS), {**row, "created_at": now, "revoked_at": None})
             _changed(connection)
 
+    def replace_key(
+        self, key: str, tenant: str, successor: str, hash_: str, now: float, until: float
+    ) -> None:
+        """Store a new key like another one of a tenant, and let that end at a moment.
+
+        Args:
+            successor: name of the new one; ``hash_`` as the configuration writes it.
+            now: seconds since the epoch.
+            until: likewise; the old key is revoked at once if that is not later.
+
+        Raises:
+            RosterRefused: there is no such key, or it is revoked or over already, or the new name is taken.
+        """
+        with self._database.writing() as connection:
+            row = connection.execute(sa.select(_KEYS).where(_KEYS.c.id == key)).mappings().first()
+            if row is None or row["tenant"] != tenant:
+                raise RosterRefused(f"there is no key {key} of {tenant} in the database")
+            if row["revoked_at"] is not None or (row["expires"] is not None and row["expires"] <= now):
+                raise RosterRefused(f"the key {key} opens nothing any more")
+            if _exists(connection, _KEYS, successor):
+                raise RosterRefused(f"there is or was a key {successor} already, which records name")
+            new = {**row, "id": successor, "hash": hash_, "created_at": now}
+            connection.execute(sa.insert(_KEYS), new)
+            if until > now:
+                end = until if row["expires"] is None else min(until, row["expires"])
+                connection.execute(sa.update(_KEYS).where(_KEYS.c.id == key).values(expires=end))
+            else:
+                _revoke(connection, _KEYS.c.id == key, now)
+            _changed(connection)
+
     def revoke_key(self, key: str, now: float) -> bool:
         """Let a key open nothing any more; answers False if it was revoked before.
 

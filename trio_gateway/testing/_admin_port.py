@@ -83,7 +83,7 @@ def worker_row(number: int) -> Row:
         "snapshot_age": 0.5,
         "running": 3,
         "queued": 0,
-        "paused": False,
+        "paused": 0,
         "models": ["m1", "m2"],
         "breakers": {"m1": "closed"},
         "breaker_history": [{"ago": 60.0, "model": "m1", "from": "open", "to": "closed", "why": "probe"}],

@@ -54,6 +54,10 @@ class HttpEngine:
         self._salt = salt
         self._trace = trace
 
+    def limited(self, limits: UpstreamLimits) -> HttpEngine:
+        """Answer the same with other bounds: of the same pool, and by the same secret."""
+        return HttpEngine(self._pool, limits, self._via.decode(), self._salt, self._trace)
+
     async def open(
         self, request: InternalRequest, lease: LeasePort, attempt_id: str, nursery: trio.Nursery
     ) -> Answer:

@@ -1,0 +1,94 @@
+"""The parts of a running gateway that operators look at and act on. All belong to the gateway."""
+
+from __future__ import annotations
+
+import ssl
+from collections import Counter
+from dataclasses import dataclass
+
+from ..admin import Access
+from ..admission import Admission
+from ..edge import Generator, HttpServer, Sockets, UnplacedBytes
+from ..exchange import LiveExchanges, Parts
+from ..fleet import DrainKeeper, Fleet, FleetWatch, Registrations
+from ..flow import BufferPool
+from ..ledger import Books, Ledger, conservation_errors
+from ..telemetry import Exporter, Log, LoopWatch
+from ..tenancy import Follower, Keyring, RateBook
+from ..upstream import ConnectionPool, HttpEngine
+from ._making import Callers
+
+
+@dataclass(slots=True)
+class House:
+    """See the module's docstring.
+
+    Attributes:
+        started: Trio clock, seconds.
+        parts: of which new exchanges are made; another one after each change of limits.
+        idle_times: how long engines took to let go of what was abandoned.
+        follower: of tenants in the database, if there is one.
+        stopping: why the gateway takes no more work; None: it does.
+    """
+
+    boot_id: str
+    started: float
+    log: Log
+    books: Books
+    ledger: Ledger | None
+    live: LiveExchanges
+    admission: Admission
+    fleet: Fleet
+    drain: DrainKeeper
+    fleet_watch: FleetWatch
+    registrations: Registrations
+    keyring: Keyring
+    rates: RateBook
+    follower: Follower[Callers] | None
+    buffers: BufferPool
+    connections: ConnectionPool
+    engine: HttpEngine
+    room: UnplacedBytes
+    generator: Generator
+    sockets: Sockets
+    server: HttpServer
+    access: Access
+    parts: Parts
+    idle_times: Counter[str]
+    loop_watch: LoopWatch
+    exporter: Exporter | None = None
+    tls: ssl.SSLContext | None = None
+    stopping: str | None = None
+
+    @property
+    def kept_answers(self) -> int:
+        """Answers that can be resumed."""
+        return len(self.sockets.kept) + len(self.generator.kept)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that are kept for those who may resume."""
+        return self.sockets.kept.bytes + self.generator.kept.bytes
+
+    def equations(self) -> list[str]:
+        """Name the equations of conservation that do not hold right now."""
+        admission = self.admission.statistics()
+        return conservation_errors(
+            self.books,
+            granted=admission.granted,
+            held=admission.held,
+            draining=admission.draining,
+            returned=admission.returned,
+            buffered=self.buffers.used,
+            sum_of_exchanges=self.live.buffered + self.kept_bytes,
+        )
+
+    def not_ready(self) -> str | None:
+        """Say why the gateway is not ready; None: it is."""
+        if self.stopping is not None:
+            return self.stopping
+        if not (self.keyring.complete or self.keyring.tenants):
+            return "the tenants have not been read yet"
+        if not self.fleet.books:
+            return "there is no worker"
+        return None if self.fleet.ready() else "no worker is ready"

@@ -1,0 +1,111 @@
+"""The figures of this moment, as numbers: what metrics are rendered from."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import trio
+
+from .. import __version__
+from ..fleet import WorkerBook
+from ..ledger import Books
+from ._house import House
+
+
+def statistics(house: House) -> dict[str, Any]:
+    """Answer the figures of this moment, the equations of conservation included."""
+    books, admission, now = house.books, house.admission.statistics(), trio.current_time()
+    errors = house.equations()
+    return {
+        "version": __version__,
+        "boot_id": house.boot_id,
+        "uptime": round(now - house.started, 3),
+        "connections": house.server.open,
+        "failed_handshakes": house.server.failed_handshakes,
+        "idle_upstream_connections": house.connections.idle,
+        "unplaced_bytes": house.room.used,
+        "sockets": {
+            "open": len(house.sockets),
+            "streams": house.sockets.streams,
+            "resumable": house.kept_answers,
+        },
+        "arrived": books.arrived,
+        "reading": books.reading,
+        "turned_away": dict(books.turned_away),
+        "accepted": books.accepted,
+        "waiting": books.waiting,
+        "running": books.running,
+        "outcomes": dict(books.outcomes),
+        "leases": {
+            "granted": admission.granted,
+            "held": admission.held,
+            "draining": admission.draining,
+            "returned": admission.returned,
+            "double_releases": admission.double_releases,
+            "scope": "process",
+        },
+        "queue": {
+            "depth": admission.queued,
+            "bytes": admission.queued_bytes,
+            "tiers": admission.queued_by_tier,
+            "tenants": admission.queued_by_tenant,
+            "frozen": sorted(house.admission.frozen),
+        },
+        "buffered_bytes": house.buffers.used,
+        "buffered_per_exchange": dict(zip(("max", "p99"), house.live.most_buffered(), strict=True)),
+        "held_up": house.live.held_up,
+        "delivery_lag": {
+            "batches": books.lags.count,
+            "seconds": round(books.lags.total, 6),
+            "buckets": dict(books.lags.buckets()),
+        },
+        "conservation": {"ok": not errors, "errors": errors},
+        "workers": [worker_figures(book, now) for book in house.fleet.books.values()],
+        "idle_after_cancel": dict(house.idle_times),
+        "times": books.times.figures(),
+        "loop": house.loop_watch.figures(),
+        "counts": _counts(books),
+        "ledger": None if house.ledger is None else house.ledger.statistics(),
+        "tenants": None if house.follower is None else house.follower.statistics(),
+        "spans": None if house.exporter is None else house.exporter.figures(),
+        "log_lines_dropped": house.log.dropped,
+        "recent": list(books.recent),
+    }
+
+
+def worker_figures(book: WorkerBook, now: float) -> dict[str, Any]:
+    """Answer what is known of one worker."""
+    snapshot = book.snapshot
+    return {
+        "id": book.worker.id,
+        "url": book.worker.url,
+        "kind": book.worker.dialect.kind,
+        "slots": book.slots,
+        "held": book.held,
+        "draining": book.draining,
+        "attempts": book.attempts,
+        "faults": book.faults,
+        "ready": book.ready(now),
+        "state": snapshot.state,
+        "alive": book.probe.alive(now),
+        "suspect": snapshot.suspect or book.progress.still(now),
+        "registered": book.expires_at is not None,
+        "incarnation": snapshot.incarnation,
+        "snapshot_age": round(snapshot.age(now), 3) if math.isfinite(snapshot.age(now)) else None,
+        "running": snapshot.running,
+        "queued": snapshot.queued,
+        "paused": snapshot.paused,
+        "models": None if book.models is None else list(book.models),
+        "breakers": {model: breaker.state(now).value for model, breaker in book.breakers.items()},
+    }
+
+
+def _counts(books: Books) -> dict[str, list[tuple[tuple[str, ...], int]]]:
+    """Counters with their labels, for metrics."""
+    single = ("turned_away", "retries")
+    found: dict[str, list[tuple[tuple[str, ...], int]]] = {
+        name: [((key,), value) for key, value in getattr(books, name).items()] for name in single
+    }
+    several = ("requests", "failures", "cancellations", "tokens")
+    return {**found, **{name: list(getattr(books, name).items()) for name in several}}
