@@ -283,8 +283,6 @@ class ByteChannel:
         """
         since = trio.current_time()
         await self.wait_room(len(block))
-        while self._used and self._used + len(block) > self._pool.left:
-            await self._pool.wait_free(self._room, len(block), self._used + len(block))
         begun = self._offset if len(self._blocks) == 1 else 0
         if self._joiner is None or not self._blocks or begun or not block:
             self._add(block, since)
@@ -292,10 +290,13 @@ class ByteChannel:
             self._join(self._joiner, block, since)
 
     async def wait_room(self, size: int) -> None:
-        """Wait until ``size`` bytes fit, or nothing waits at all."""
+        """Wait until ``size`` bytes fit, here and into the pool, or nothing waits here at all."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        while self._used and self._used + size > self._cap:
-            await self._room.park()
+        while self._used and (level := self._used + size) > min(self._cap, self._pool.left):
+            if level > self._cap:
+                await self._room.park()
+            else:
+                await self._pool.wait_free(self._room, size, level)
 
     def put_nowait(self, block: bytes) -> None:
         """Add a block, as it is, whatever the cap says: a last error event, or an answer already counted."""
