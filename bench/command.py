@@ -36,6 +36,7 @@ SCENARIOS: Final = (
     "ledger_sums",
     "counts",
     "features",
+    "telemetry",
     "overload",
     "fairness",
 )

@@ -14,7 +14,10 @@ BOUNDS = (0.1, 1.0, 10.0)
 def test_each_bucket_has_all_that_are_not_above_it(seen: list[tuple[float, int]]) -> None:
     histogram = Histogram(BOUNDS)
     for value, times in seen:
-        histogram.see(value, times)
+        if times == 1:
+            histogram.see(value)
+        else:
+            histogram.see_often(value, times)
     values = [value for value, times in seen for _ in range(times)]
     expected = {str(bound): sum(value <= bound for value in values) for bound in BOUNDS}
     assert dict(histogram.buckets()) == {**expected, "+Inf": len(values)}

@@ -332,7 +332,7 @@ class Admission:
         self._shares = shares
         self._drain = drain
         self._dice = dice
-        self._note_held = held
+        self.note_held = held
         self._queue: Scheduler[Ticket] = Scheduler(
             len(TIERS), limits.promote_after, lambda tenant: self._shares[tenant].weight
         )
@@ -813,7 +813,7 @@ class Admission:
         now = trio.current_time()
         if before == "held":
             self._held -= 1
-            self._note_held(now - lease.since)
+            self.note_held(now - lease.since)
             self._leave_tenant(request.tenant)
             self._holding[lease.counted_at] -= slots
         else:
@@ -825,7 +825,7 @@ class Admission:
 
     def _draining(self, lease: Lease, request: InternalRequest, worker: Worker, slots: int) -> None:
         self._held -= 1
-        self._note_held(trio.current_time() - lease.since)
+        self.note_held(trio.current_time() - lease.since)
         self._draining_count += 1
         self._leave_tenant(request.tenant)
         self._holding[lease.counted_at] -= slots

@@ -533,7 +533,7 @@ class Exchange:
             outcome=ending.outcome.value,
             code=None if ending.problem is None else ending.problem.code,
         )
-        parts.books.lags.see(0.0, self._delivery.through)
+        parts.books.lags.see_often(0.0, self._delivery.through)
         if self._ticket is None:
             parts.books.turn_away(ending.problem.code if ending.problem else ending.outcome.value)
             return

@@ -16,19 +16,27 @@ class Histogram:
         bounds: of the buckets, each included in its bucket, in rising order; there is one more above them.
 
     Attributes:
-        count, total: of all that was seen: how many, and their sum.
+        total: of all that was seen, the sum.
     """
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
-        self.count = 0
         self.total = 0.0
 
-    def see(self, value: float, times: int = 1) -> None:
-        """Count a value."""
+    @property
+    def count(self) -> int:
+        """How many were seen."""
+        return sum(self._counts)
+
+    def see(self, value: float) -> None:
+        """Count a value. For each token of a stream this is called once: hence so little."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def see_often(self, value: float, times: int) -> None:
+        """Count a value that came so many times."""
         self._counts[bisect_left(self._bounds, value)] += times
-        self.count += times
         self.total += value * times
 
     def buckets(self) -> Iterator[tuple[str, int]]:
