@@ -26,8 +26,8 @@ class Arrivals:
         self.sending = 0
         self.arrived = (0, 0)
         self._taken: deque[tuple[int, int, int]] = deque()  # by the socket now: number, size, length
-        # Of those before: ends on the socket, numbers, sizes. Objects would cost six times as much for a client
-        # that never reads.
+        # Of those before: ends on the socket, numbers, sizes. Objects would cost six times as much for
+        # a client that never reads.
         self._ends, self._numbers, self._sizes = array("q"), array("q"), array("q")
 
     def take(self, number: int, size: int, length: int) -> None:
