@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.admin.door import OPERATOR, TOKENS, VIEWER
+from tests.admin.door import OPERATOR, TOKENS, VIEWER, token
 from trio_gateway.admin import LOCAL, Access
 from trio_gateway.admin._access import UNIX
 from trio_gateway.errors import Refused
@@ -135,6 +135,10 @@ def test_a_token_has_its_name_and_role() -> None:
 )
 def test_anything_else_is_no_token(value: bytes | None) -> None:
     assert who(Access(TOKENS), value) == ("refused", "invalid_admin_token")
+
+
+def test_an_empty_token_is_none_even_where_one_was_configured() -> None:
+    assert who(Access([token("empty", "", "operator")]), b"Bearer ") == ("refused", "invalid_admin_token")
 
 
 def test_who_guesses_is_told_to_wait_and_a_good_token_from_there_is_still_good() -> None:

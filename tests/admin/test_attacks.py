@@ -320,42 +320,39 @@ def much(path: str) -> bytes:
     return http_request("GET", path, headers=(BEARER,), host="localhost")
 
 
-@asynccontextmanager
-async def stuck_operators(opened: Door) -> AsyncIterator[list[RawClient]]:
-    """Operators who ask for much and read nothing: of a list, and of a feed of large snapshots."""
+async def stuck_operators(opened: Door, stuck: ExitStack) -> int:
+    """Let operators ask for much and read nothing: of a list, and of a feed of large snapshots."""
     opened.port.rows = [request_row(number) for number in range(1000)]
     snapshot = opened.port.snapshot()
     snapshot["service"] = {f"tenant-{number}": 1.0 for number in range(50_000)}
     opened.port.snapshot = lambda: snapshot  # type: ignore[method-assign]
-    with ExitStack() as stuck:
-        clients = []
-        for path in ("/admin/v1/requests?limit=1000", "/admin/v1/feed"):
-            for _ in range(3):
-                client = stuck.enter_context(await RawClient.connect(opened.address, receive_buffer=4096))
-                await client.send(much(path) * 20)
-                clients.append(client)
-        yield clients
+    for path in ("/admin/v1/requests?limit=1000", "/admin/v1/feed") * 3:
+        client = stuck.enter_context(await RawClient.connect(opened.address, receive_buffer=4096))
+        await client.send(much(path) * 20)
+    return 6
 
 
 async def test_operators_who_do_not_read_are_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trio_gateway.admin._server.STUCK", 0.3)
     async with beside_a_stream(2) as (opened, stream):
         before = open_descriptors()
-        async with stuck_operators(opened) as clients:
+        with ExitStack() as stuck:
+            number = await stuck_operators(opened, stuck)
             await stream.goes_on()
             with trio.fail_after(20):
-                await until(lambda: open_descriptors() == before + len(clients))  # the ends of their own
+                await until(lambda: open_descriptors() == before + number)  # the ends of their own
             await stream.goes_on()
             assert (await opened.ask("GET", "/admin/v1/workers", VIEWER)).status == 200
 
 
 async def test_operators_who_do_not_read_hold_up_no_shutdown() -> None:
-    async with door() as opened:
-        before = open_descriptors()
-        async with stuck_operators(opened) as clients:
-            # Their writes are under way, each with `STUCK` seconds to go.
+    with ExitStack() as stuck:
+        async with door() as opened:
+            before = open_descriptors()
+            number = await stuck_operators(opened, stuck)
             with trio.fail_after(10):
-                await until(lambda: open_descriptors() == before + 2 * len(clients))
+                await until(lambda: open_descriptors() == before + 2 * number)
+            # Their writes are under way, each with almost all of `STUCK` to go.
             await trio.testing.wait_all_tasks_blocked(0.05)
             ended = trio.current_time()
             opened.close()

@@ -325,7 +325,7 @@ async def test_an_agent_that_leaves_within_its_message_is_no_bug(how: str, tmp_p
                 f"POST {PATH} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {TOKEN}\r\n"
                 'content-length: 1000\r\n\r\n{"protocol"'.encode()
             )
-            await trio.testing.wait_all_tasks_blocked(0.05)
+            await trio.testing.wait_all_tasks_blocked(0.02)  # the watchdog wakes up every 0.05 s
             if how == "half":
                 client.half_close()
                 await client.read_closed()
