@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import httpx2
 import pytest
@@ -73,6 +73,47 @@ class Browser:
         """Run a script in the page and answer what it returns."""
         return await self._ask("POST", "execute/sync", script=script, args=list(arguments))
 
+    async def press(self, *keys: str) -> None:
+        """Press and let go of keys, one after the other.
+
+        Special ones are code points (W3C WebDriver, section 17.4.2).
+        """
+        steps = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        await self._ask("POST", "actions", actions=[{"type": "key", "id": "keyboard", "actions": steps}])
+
+    async def resize(self, width: int, height: int, scheme: Literal["light", "dark"] = "light") -> None:
+        """Let the page have another size, and the one who looks another taste; narrow ones are phones."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        await self.command("Emulation.setDeviceMetricsOverride", **size)
+        taste = [{"name": "prefers-color-scheme", "value": scheme}]
+        await self.command("Emulation.setEmulatedMedia", features=taste)
+
+    async def command(self, name: str, **parameters: object) -> Any:
+        """Send a command of the Chrome DevTools Protocol."""
+        return await self._ask("POST", "goog/cdp/execute", cmd=name, params=parameters)
+
+    async def logged(self, kind: Literal["browser", "performance"]) -> list[dict[str, Any]]:
+        """Answer what was noted since the last time: errors of pages, or what went over the network.
+
+        The browser must have been opened to record.
+        """
+        noted: list[dict[str, Any]] = await self._ask("POST", "se/log", type=kind)
+        return noted
+
+    async def wait_until(self, condition: str, *arguments: object) -> Any:
+        """Wait until an expression holds, looking each time the page is painted; answer what it is then."""
+        script = f"""
+            const done = arguments[arguments.length - 1];
+            const holds = () => ({condition});
+            const look = () => {{
+              const value = holds();
+              if (value) done(value);
+              else requestAnimationFrame(look);
+            }};
+            look();
+        """
+        return await self._ask("POST", "execute/async", script=script, args=list(arguments))
+
     async def wait_text(self, name: str, pattern: str) -> re.Match[str]:
         """Wait until the text of an element fits, as the page itself sees it change."""
         script = """
@@ -104,8 +145,12 @@ class Browser:
 
 
 @asynccontextmanager
-async def open_browser(folder: Path) -> AsyncIterator[Browser]:
-    """Run a browser for the length of the block; ``folder`` is its home."""
+async def open_browser(folder: Path, *, recording: bool = False) -> AsyncIterator[Browser]:
+    """Run a browser for the length of the block; ``folder`` is its home.
+
+    Args:
+        recording: note what `Browser.logged` answers.
+    """
     binary = find_browser()
     process = await trio.lowlevel.open_process(
         [DRIVER, "--port=0"],
@@ -122,10 +167,14 @@ async def open_browser(folder: Path) -> AsyncIterator[Browser]:
         async with httpx2.AsyncClient(
             base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=None, trust_env=False
         ) as http:
-            options = {"binary": binary, "args": ARGUMENTS}
-            wanted = {"alwaysMatch": {"goog:chromeOptions": options, "timeouts": {"script": 60_000}}}
+            wanted: dict[str, Any] = {
+                "goog:chromeOptions": {"binary": binary, "args": ARGUMENTS},
+                "timeouts": {"script": 60_000},
+            }
+            if recording:
+                wanted["goog:loggingPrefs"] = {"browser": "ALL", "performance": "ALL"}
             with trio.fail_after(START_LIMIT):
-                answer = await http.post("/session", json={"capabilities": wanted})
+                answer = await http.post("/session", json={"capabilities": {"alwaysMatch": wanted}})
             assert answer.status_code == 200, answer.text
             session = answer.json()["value"]["sessionId"]
             try:
