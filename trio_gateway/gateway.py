@@ -25,6 +25,7 @@ import trio
 from . import __version__
 from .admin import (
     Access,
+    DASHBOARD_PAGES,
     Actor,
     AdminToken,
     Metrics,
@@ -246,7 +247,8 @@ class Gateway:
                 nursery.start_soon(self._operations.trail.run)
                 nursery.start_soon(self._hear_reloads)
                 metrics = Metrics(render_metrics, METRICS_TYPE)
-                app = make_admin_app(self._operations, self.house.access, metrics, self.report_bug)
+                access, pages = self.house.access, DASHBOARD_PAGES
+                app = make_admin_app(self._operations, access, metrics, self.report_bug, pages)
                 binds = tuple(map(str, self.settings.admin.bind))
                 self.admin_addresses = await nursery.start(serve_admin, app, binds, self.report_bug)
                 await self._open_to_workers(nursery)

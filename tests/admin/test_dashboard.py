@@ -79,6 +79,7 @@ class Shown:
     @property
     def url(self) -> str:
         """Where the page is."""
+        assert isinstance(self.door.address, tuple)
         host, port = self.door.address
         return f"http://{host}:{port}/"
 
