@@ -24,8 +24,8 @@ import trio
 
 from . import __version__
 from .admin import (
-    Access,
     DASHBOARD_PAGES,
+    Access,
     Actor,
     AdminToken,
     Metrics,
