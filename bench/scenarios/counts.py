@@ -31,7 +31,7 @@ Expect      for each exchange: generated = the log's, to the token; delivered <=
             *Acknowledged* is at most what the client has acknowledged. It is equal where nothing
             can have been on its way: stalled for want of credit; and completed on one socket, if
             some was acknowledged when the last message was written (else nothing is waited for).
-Run         make bench SCENARIO=counts      (about 4 min on 2 cores)
+Run         make bench SCENARIO=counts      (about 2 min on 2 cores)
 Output      bench/results/<date>-counts-<commit>.json, with machine facts.
 """
 

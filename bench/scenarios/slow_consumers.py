@@ -25,7 +25,7 @@ Expect      300 answers equal to the byte; 700 ended as client_stalled at most 1
             delivery.stall_timeout, their slots free 1 s later (cancel_grace is 0.5 s of that);
             gap less than 20 % above the baseline; memory within delivery.total_buffer_bytes
             and 128 KiB for each of 1,100 clients.
-Run         make bench SCENARIO=slow_consumers     (about 7 min on 2 cores)
+Run         make bench SCENARIO=slow_consumers     (about 8 min on 2 cores)
 Output      bench/results/<date>-slow_consumers-<commit>.json, with machine facts.
 """
 
