@@ -112,6 +112,14 @@ def test_metrics_arrive_as_sums_since_the_start() -> None:
     }
 
 
+def test_an_answer_without_content_or_tokens_has_a_duration_alone() -> None:
+    nothing = {"first_content_at": None, "tokens_prompt": None, "tokens_generated": None}
+    with collecting() as collector:
+        with exporting(collector.url + "/") as exporter:
+            end_one(exporter, **nothing)
+        assert set(collector.metrics) == {"gen_ai.server.request.duration"}
+
+
 def test_metrics_are_sent_again_and_again() -> None:
     with collecting() as collector, exporting(collector.url, interval=0.01, ratio=0.0) as exporter:
         end_one(exporter)
