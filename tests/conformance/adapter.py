@@ -38,6 +38,7 @@ from adapter import (  # type: ignore[import-not-found]  # the runner's, see abo
 )
 
 ADMIN_STATISTICS: Final = "/admin/v1/statistics"
+ADMIN_HEADERS: Final = {"authorization": f"Bearer {KEYS['admin_key']}"}
 SLOTS_FOR_ALL: Final = 256  # so that no case waits by accident
 TENANTS: Final = ("client_key", "tenant_a", "tenant_b")
 SHUTDOWN_MARGIN: Final = 10.0  # seconds between the end of the grace and the hard limit
@@ -134,9 +135,27 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
     )
     dialects = frozenset({"openai", "ollama", "ndjson-worker"})
     features = frozenset(
-        {"admin", "auth", "client_timeout", "ipv6", "models", "signal", "tenants", "tls", "unix", "ws"}
+        {
+            "admin",
+            "admin_key",
+            "auth",
+            "client_timeout",
+            "ipv6",
+            "models",
+            "signal",
+            "tenants",
+            "tls",
+            "unix",
+            "ws",
+        }
     )
-    paths: Final = {"/health": "/livez", "/healthz": "/livez", "/v1/ws": "/v1/tokens"}
+    # The public listener has no such path: operators have their own, and tests of that one ask it the same.
+    paths: Final = {
+        "/health": "/livez",
+        "/healthz": "/livez",
+        "/v1/ws": "/v1/tokens",
+        "/admin/workers": "/admin/v1/workers",
+    }
     headers: Final = {"x-request-timeout-ms": "x-gateway-timeout-ms"}
 
     def __init__(self, workdir: str) -> None:
@@ -154,14 +173,14 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
         if not upstream_names(config):
             self._open_launcher()
         self.wait_ready("127.0.0.1", self.port, "/livez")
-        self.wait_ready("127.0.0.1", self.admin_port, ADMIN_STATISTICS)
-        metrics = ("127.0.0.1", self.admin_port, "/metrics")
+        self.wait_ready("127.0.0.1", self.admin_port, ADMIN_STATISTICS, headers=ADMIN_HEADERS)
+        metrics = ("127.0.0.1", self.admin_port, "/metrics", ADMIN_HEADERS)
         return Endpoints("127.0.0.1", self.port, ("127.0.0.1", self.admin_port), dict(KEYS), metrics)
 
     def state(self) -> dict[str, Any]:
         """What the gateway tells of itself, in the runner's words; empty when it does not answer."""
         try:
-            status, body = http_get("127.0.0.1", self.admin_port, ADMIN_STATISTICS)
+            status, body = http_get("127.0.0.1", self.admin_port, ADMIN_STATISTICS, ADMIN_HEADERS)
         except (OSError, http.client.HTTPException):
             return {}
         return translate(json.loads(body)) if status == 200 else {}
@@ -225,7 +244,7 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
     def _wait_until_listed(self, name: str) -> None:
         until = time.monotonic() + AGENT_PATIENCE
         while time.monotonic() < until:
-            status, body = http_get("127.0.0.1", self.admin_port, ADMIN_STATISTICS)
+            status, body = http_get("127.0.0.1", self.admin_port, ADMIN_STATISTICS, ADMIN_HEADERS)
             workers = json.loads(body)["workers"] if status == 200 else []
             if any(worker["id"] == name and worker["ready"] for worker in workers):
                 return
@@ -239,7 +258,8 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
         sections["server"] = {"bind": [f"127.0.0.1:{self.port}"]}
         if "cors_origins" in config:
             sections["server"]["cors_origins"] = config["cors_origins"]
-        sections["admin"] = {"bind": [f"127.0.0.1:{self.admin_port}"]}
+        token = {"id": "runner", "hash": _hash_of("admin_key"), "role": "viewer"}
+        sections["admin"] = {"bind": [f"127.0.0.1:{self.admin_port}"], "tokens": [token]}
         if not upstream_names(config):
             self.internal_port = free_port()
             self.join_token = self._key_file(secrets.token_hex(16))
@@ -366,13 +386,17 @@ def _models(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _tenants(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name in TENANTS:
-        digest = hashlib.sha256(KEYS[name].encode()).hexdigest()
-        tenant = {"id": name, "keys": [{"id": name, "hash": f"sha256:{digest}"}]}
+        tenant = {"id": name, "keys": [{"id": name, "hash": _hash_of(name)}]}
         if "queue_len" in config:
             tenant["max_queued"] = config["queue_len"]
         if "rpm" in config:
             tenant["requests_per_minute"] = config["rpm"]
         yield tenant
+
+
+def _hash_of(name: str) -> str:
+    """Hash of one of the runner's credentials, as configurations have it."""
+    return f"sha256:{hashlib.sha256(KEYS[name].encode()).hexdigest()}"
 
 
 def _members(table: Mapping[str, Any]) -> Iterator[str]:

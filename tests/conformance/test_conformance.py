@@ -54,7 +54,6 @@ KINDS: Final = (
 NOT_ASKED: Final = {
     "GW-189": "steers the resolver of the machine; tests of dialling use Trio's own hook",
     "GW-190": "steers the resolver of the machine; tests of dialling use Trio's own hook",
-    "GW-198": "lists workers by an admin API that does not exist yet",
 }
 SLACK_MS: Final = 300  # added to the cases' upper time limits: test machines are busy
 
