@@ -15,16 +15,16 @@ import pytest
 import trio
 
 from tests.admin.door import OPERATOR, TOKENS, VIEWER, Door, door
-from tests.admin.looking import complaints_of, unnamed
-from tests.e2e.browser import Browser, open_browser
+from tests.admin.looking import ENTER, Dashboard, complaints_of, unnamed, url_of
+from tests.e2e.browser import Scheme, open_browser
 from trio_gateway.admin import DASHBOARD_PAGES, dashboard_page
 from trio_gateway.testing import request_row
 
 LIMIT: Final = 90.0  # seconds; a browser takes its time to start
+SCHEMES: Final[tuple[Scheme, ...]] = ("light", "dark")
 MOST_BYTES: Final = 60_000
 PAGE: Final = DASHBOARD_PAGES["/"]
 BACKSPACE: Final = "\ue003"
-ENTER: Final = "\ue007"
 ESCAPE: Final = "\ue00c"
 TAB: Final = "\ue004"
 NASTY: Final = "<img src=x onerror=\"document.title='taken'\">&amp;\u202e\u2028`${alert(1)}`"
@@ -69,54 +69,11 @@ def test_what_is_for_readers_of_the_file_is_left_out_and_what_is_said_is_not() -
 # With one ---------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Shown:
-    """The page, loaded, and the door that it came from."""
+@dataclass(frozen=True)
+class Shown(Dashboard):
+    """The page, and the process that is played."""
 
-    browser: Browser
     door: Door
-
-    @property
-    def url(self) -> str:
-        """Where the page is."""
-        assert isinstance(self.door.address, tuple)
-        host, port = self.door.address
-        return f"http://{host}:{port}/"
-
-    async def open(self, secret: str | None = None) -> None:
-        """Load the page, show a token if one is asked for, and wait until figures come."""
-        await self.browser.open(self.url)
-        if secret is not None:
-            await self.browser.wait_until("document.getElementById('token').open")
-            await self.browser.fill("token-in", secret)
-            await self.browser.press(ENTER)
-        await self.browser.wait_text("state", "^live$")
-        await self.browser.wait_until(
-            "document.querySelector('#body tr') && document.querySelector('#tenant-list li')"
-        )
-
-    async def click(self, selector: str, text: str | None = None) -> None:
-        """Click on the first visible element that fits, with this text if one is given."""
-        script = """
-            const [selector, text] = arguments;
-            const found = [...document.querySelectorAll(selector)]
-              .find((each) => each.checkVisibility() && (text === null || each.textContent === text));
-            if (!found) throw new Error(`no ${selector} ${text}`);
-            found.focus();
-            found.click();
-        """
-        await self.browser.run(script, selector, text)
-
-    async def confirm(self, value: str | None = None) -> str:
-        """Say yes to what is asked, and answer what is told then."""
-        await self.browser.wait_until("document.getElementById('confirm').open")
-        if value is not None:
-            field = "document.querySelector('#confirm-in input, #confirm-in select')"
-            await self.browser.run(f"{field}.value = arguments[0]", value)
-        await self.browser.run("document.getElementById('news').textContent = ''")
-        await self.browser.click("confirm-yes")
-        await self.browser.wait_until("!document.getElementById('confirm').open")
-        return (await self.browser.wait_text("news", ".")).string
 
     @property
     def acts(self) -> list[tuple[str, str | None, dict[str, Any]]]:
@@ -134,26 +91,10 @@ async def showing(folder: Path, *, tokens: bool = False) -> AsyncIterator[Shown]
         door(pages=DASHBOARD_PAGES, tokens=TOKENS if tokens else ()) as opened,
         open_browser(folder, recording=True) as browser,
     ):
-        shown = Shown(browser, opened)
+        shown = Shown(browser, url_of(opened.address), opened)
         yield shown
-        errors = [
-            entry for entry in await browser.logged("browser") if entry["level"] in ("SEVERE", "WARNING")
-        ]
-        assert not errors
-        assert not [
-            url for url in await asked_for(browser) if not url.startswith((shown.url, "data:", "blob:"))
-        ]
+        await shown.expect_quiet()
         assert not opened.bugs
-
-
-async def asked_for(browser: Browser) -> set[str]:
-    """Answer all addresses that were asked for, of whatever kind."""
-    urls = re.findall(
-        r'"method":"Network\.(?:requestWillBeSent|webSocketCreated)".*?"url":"([^"]*)"',
-        "\n".join(entry["message"] for entry in await browser.logged("performance")),
-    )
-    assert urls
-    return {url for url in urls if not url.startswith(("chrome:", "about:"))}
 
 
 @pytest.mark.slow
@@ -162,8 +103,8 @@ async def test_nothing_overlaps_or_runs_over_and_everything_has_contrast_and_a_n
         async with showing(tmp_path) as page:
             page.door.port.rows = [awkward(number) for number in range(120)]
             for width, height in ((390, 844), (820, 1100), (1440, 900)):
-                for scheme in ("light", "dark"):
-                    await page.browser.resize(width, height, "dark" if scheme == "dark" else "light")
+                for scheme in SCHEMES:
+                    await page.browser.resize(width, height, scheme)
                     await page.open()
                     where = (width, scheme)
                     assert (where, await complaints_of(page.browser)) == (where, [])
@@ -397,7 +338,7 @@ async def test_a_refusal_is_told_where_it_was_asked_and_a_bad_token_is_asked_for
             door(pages=DASHBOARD_PAGES) as opened,
             open_browser(tmp_path) as browser,
         ):
-            page = Shown(browser, opened)
+            page = Shown(browser, url_of(opened.address), opened)
             await browser.open(page.url)
             await browser.wait_until("document.getElementById('token').open")
             await browser.fill("token-in", "tg_wrong")

@@ -19,6 +19,7 @@ import trio
 DRIVER: Final = "chromedriver"
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
 ELEMENT: Final = "element-6066-11e4-a52e-4f735466cecf"  # W3C WebDriver, section 12.2: the key of an element
+Scheme = Literal["light", "dark"]
 START_LIMIT: Final = 60.0  # seconds
 # As root there is no sandbox to be had. Nothing but this machine is looked for or talked to.
 ARGUMENTS: Final = (
@@ -81,7 +82,7 @@ class Browser:
         steps = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         await self._ask("POST", "actions", actions=[{"type": "key", "id": "keyboard", "actions": steps}])
 
-    async def resize(self, width: int, height: int, scheme: Literal["light", "dark"] = "light") -> None:
+    async def resize(self, width: int, height: int, scheme: Scheme = "light") -> None:
         """Let the page have another size, and the one who looks another taste; narrow ones are phones."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         await self.command("Emulation.setDeviceMetricsOverride", **size)
