@@ -32,6 +32,7 @@ WITHIN: Final = 0.15  # seconds after which somebody leaves, at most
 CREDIT: Final = 4
 RESUME_WINDOW: Final = 10.0
 PATIENCE: Final = 30.0  # seconds for an answer
+SAYING: Final = 2.0  # seconds for a message to leave
 _RESET: Final = struct.pack("ii", 1, 0)
 
 # How a client got to know that it is over.
@@ -291,14 +292,18 @@ class _Talk:
             more = await self.hear()
             if more and self._acks < most_acks and (self.seq % 2 == 0 or self.seq % CREDIT == 1):
                 await self.acknowledge()
-        if self._told.end == WHOLE:
+        if self._told.end == WHOLE and most_acks:
             await self.acknowledge()
-            await trio.sleep(0.05)  # the gateway is waiting for this one; a cut could overtake it
+            with trio.move_on_after(SAYING, shield=True):
+                await trio.sleep(0.1)  # the gateway is waiting for this one; a cut could overtake it
 
     async def acknowledge(self) -> None:
-        self._acks += 1
-        self._told.acknowledged = self._told.tokens
-        await self.say(type="ack", seq=self.seq)
+        with trio.move_on_after(
+            SAYING, shield=True
+        ):  # half a frame, or an ack that was not sent, proves nothing
+            self._acks += 1
+            self._told.acknowledged = self._told.tokens
+            await self.say(type="ack", seq=self.seq)
 
     async def hear(self) -> bool:
         """Take one message; answers whether it was a delta."""

@@ -42,6 +42,20 @@ async def test_a_whole_answer_is_delivered_as_the_engine_counted_it(autojump_clo
         assert record.usage_source == "engine"
 
 
+async def test_who_has_the_whole_answer_can_not_be_cut_off_from_it_any_more(
+    autojump_clock: MockClock,
+) -> None:
+    async with rigged((*chat_stream("a", "b", usage=(5, 17), end=False), Hold())) as rig:
+        running = rig.start()
+        await trio.sleep(0.01)  # the end of the engine's message is still awaited
+        assert running.client.finished
+        assert rig.records == []
+        running.exchange.end(TOLD)
+        await running.over.wait()
+        record = rig.record
+        assert (record.outcome, record.code, record.tokens_delivered) == ("completed", None, 17)
+
+
 async def test_without_usage_events_with_content_are_counted(autojump_clock: MockClock) -> None:
     async with rigged(unfinished("a", "b", "c")) as rig:
         running = rig.start()

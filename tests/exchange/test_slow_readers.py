@@ -57,7 +57,8 @@ async def test_all_clients_together_hold_no_more_than_the_process_has(autojump_c
     async with rigged(ENDLESS, buffer_bytes=100 * KiB, total_buffer_bytes=150 * KiB) as rig:
         stuck = [rig.start(client=RecordingClient(room=0)) for _ in range(4)]
         await trio.sleep(20)
-        assert 100 * KiB < rig.pool.used <= 150 * KiB + 4 * 1000  # each may hold one event when it has none
+        # Each leaves for others as much as it has, and a read more; an event passes when it has none.
+        assert 75 * KiB < rig.pool.used <= 150 * KiB + 4 * 1000
         assert all(running.exchange.buffered > 0 for running in stuck)
 
 
