@@ -171,7 +171,7 @@ async def test_the_guide_waits_until_the_worker_takes_work(tmp_path: Path) -> No
     tool = shutil.which("jq")
     if tool is None:
         pytest.skip("jq is not installed")
-    (loop, _) = blocks(page(f"how-to/{RESTART}"), "console")
+    loop, *_ = blocks(page(f"how-to/{RESTART}"), "console")
     (query,) = re.findall(r"jq -e --arg name \"\$name\" '(.*?)'", loop)
     async with open_engine() as engine, serving(engine) as gateway:
         statistics = gateway.gateway.statistics()
