@@ -5,14 +5,18 @@ Question    How much more does the gateway compute for a token, and for a reques
 Load        exchanges in this process over recorded bytes (`replay.py`): no socket, no server, no JSON
             body, so that what metrics cost is not hidden behind them. token: each comes in a read of its
             own, as paced ones do. request: an exchange of two tokens.
+            And scrapes (`scraping.py`): a gateway with 1,000 exchanges, 20 workers, and counts of 100 tenants
+            with 5 models each is asked for its page of metrics, ten times.
 Engines     none.
 Measures    instructions, counted by callgrind in a process of its own, of each part between two marks;
             of a token, those of an exchange of so many tokens less those of a short one. Where there is
             no valgrind: CPU time, the least of 20 runs. `traces` is what exporting adds to the loop;
             encoding and sending are a thread's, and not in it. Nor is the watch over the loop: it costs by
             the second, at most 0.3 % of a core.
+            Of scrapes: CPU of the snapshot, which the loop makes, and the longest time without the loop.
 Baseline    the same exchanges with the equations of conservation alone.
-Expect      on at most 1.05 times off for a token and 1.15 for a request; by time 1.10 and 1.15.
+Expect      on at most 1.05 times off for a token and 1.15 for a request; by time 1.10 and 1.15. Scraping
+            stops the loop for at most 5 ms.
 Run         make bench SCENARIO=telemetry     (about 3 min)
 Output      bench/results/<date>-telemetry-<commit>.json, with machine facts.
 """
@@ -22,6 +26,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,7 +35,7 @@ from typing import Final
 
 import trio
 
-from .. import replay
+from .. import replay, scraping
 from ..command import Options, main, progress
 from ..processes import BenchError
 from ..report import Check, Report
@@ -42,6 +47,8 @@ REQUESTS: Final = 100
 TOKENS: Final = 2_000
 RUNS_BY_TIME: Final = 20
 PATIENCE: Final = 900  # seconds for callgrind, under which all is fifty times slower
+SCRAPES: Final = 10
+PAUSE_LIMIT_MS: Final = 5.0
 MARK: Final = "getpgid"  # what `replay.mark` calls
 
 Costs = dict[tuple[str, str], float]
@@ -54,9 +61,10 @@ def run(options: Options) -> Report:
         progress("no valgrind: by time")
         runs = options.some(RUNS_BY_TIME)
         wholes = trio.run(replay.least_us, runs, requests, tokens, progress)
-        return _report(wholes, requests, tokens, "us", TOKEN_LIMIT_BY_TIME)
+        return _with_scrapes(_report(wholes, requests, tokens, "us", TOKEN_LIMIT_BY_TIME), options)
     progress("under callgrind; this takes a minute or two")
-    return _report(instructions(requests, tokens), requests, tokens, "instructions", TOKEN_LIMIT)
+    counts = instructions(requests, tokens)
+    return _with_scrapes(_report(counts, requests, tokens, "instructions", TOKEN_LIMIT), options)
 
 
 def instructions(requests: int, tokens: int) -> Costs:
@@ -116,6 +124,18 @@ def _report(wholes: Costs, requests: int, tokens: int, unit: str, token_limit: f
         report.checks.append(Check.at_most(f"{unit} a {what}", ratio, limit, "times off"))
         report.notes.append(f"{what}: with traces {cost['traces'] / cost['off']:.3f} times off")
     report.raw = {f"{part}, {name}": value for (part, name), value in wholes.items()}
+    return report
+
+
+def _with_scrapes(report: Report, options: Options) -> Report:
+    progress("scrapes")
+    runs = [trio.run(scraping.scrape, SCRAPES) for _ in range(options.runs)]
+    snapshot, page, pause = (statistics.median(run[n] for run in runs) for n in range(3))
+    report.checks.append(Check.at_most("longest pause of scrapes", pause, PAUSE_LIMIT_MS, "ms"))
+    report.notes.append(
+        f"a scrape of {runs[0][3] // 1024} KiB: {snapshot:.1f} ms for the snapshot, {page:.1f} ms in all"
+    )
+    report.raw["scrapes"] = runs
     return report
 
 
