@@ -75,12 +75,12 @@ STATISTICS: dict[str, Any] = {
         },
     ],
     "counts": {
-        "requests": [(["chat.completions", "m", "acme", "completed"], 11)],
-        "turned_away": [(["queue_full"], 12), (["bad_framing"], 1)],
-        "failures": [(["before_headers", "engine_failed"], 13)],
-        "cancellations": [(["client_gone", "queued"], 14)],
-        "retries": [(["unreachable"], 15)],
-        "tokens": [(["acme", "m", "prompt"], 16), (["acme", "m", "generated"], 17)],
+        "requests": {"labels": [("chat.completions", "m", "acme", "completed")], "values": [11]},
+        "turned_away": {"labels": ["queue_full", "bad_framing"], "values": [12, 1]},
+        "failures": {"labels": [("before_headers", "engine_failed")], "values": [13]},
+        "cancellations": {"labels": [("client_gone", "queued")], "values": [14]},
+        "retries": {"labels": ["unreachable"], "values": [15]},
+        "tokens": {"labels": [("acme", "m", "prompt"), ("acme", "m", "generated")], "values": [16, 17]},
     },
 }
 
@@ -170,7 +170,7 @@ def test_every_figure_has_its_name_and_labels(name: str, labels: dict[str, str],
 
 
 def test_there_is_a_sample_for_each_figure_and_no_other() -> None:
-    rows = sum(map(len, STATISTICS["counts"].values()))
+    rows = sum(len(counts["values"]) for counts in STATISTICS["counts"].values())
     workers, tenants, single = len(STATISTICS["workers"]), len(STATISTICS["queue"]["tenants"]), 11
     ages, breakers, tiers, buffered, loop, records, exported = 1, 3, 3, 2, SERIES + 2, 5, 2
     times = SERIES * sum(map(len, STATISTICS["times"].values()))
@@ -206,7 +206,7 @@ def test_a_broken_equation_shows() -> None:
 
 def test_a_process_that_did_nothing_yet_has_a_page_too() -> None:
     idle = copy.deepcopy(STATISTICS)
-    idle["counts"] = {name: [] for name in idle["counts"]}
+    idle["counts"] = {name: {"labels": [], "values": []} for name in idle["counts"]}
     idle["workers"], idle["queue"]["tenants"] = [], {}
     assert value_of("queue_depth", idle, tier="standard") == 3
 
@@ -214,7 +214,7 @@ def test_a_process_that_did_nothing_yet_has_a_page_too() -> None:
 @pytest.mark.parametrize("text", ['a"b', "a\\b", "a\nb", 'a{b="c"} 1', "\u00e9 \U0001f600", ""])
 def test_no_text_breaks_out_of_its_label(text: str) -> None:
     odd = copy.deepcopy(STATISTICS)
-    odd["counts"]["requests"] = [(["x", text, "acme", "completed"], 1)]
+    odd["counts"]["requests"] = {"labels": [("x", text, "acme", "completed")], "values": [1]}
     assert value_of("requests_total", odd, operation="x", model=text, tenant="acme", outcome="completed") == 1
 
 

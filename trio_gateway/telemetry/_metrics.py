@@ -32,7 +32,7 @@ def render_metrics(statistics: dict[str, Any]) -> bytes:
 
 def _page(now: dict[str, Any]) -> Iterator[str]:
     for name, (labels, text) in _COUNTERS.items():
-        yield from _family("counter", f"{name}_total", text, labels, now["counts"][name])
+        yield from _family("counter", f"{name}_total", text, labels, _counted(now["counts"][name]))
     yield from _workers(now["workers"])
     queue = now["queue"]
     yield from _gauge("queue_depth", "Requests that wait.", ("tier",), _rows(queue["tiers"]))
@@ -138,6 +138,12 @@ def _rows(figures: dict[str, float]) -> list[Row]:
     return [((label,), value) for label, value in figures.items()]
 
 
+def _counted(counts: dict[str, list[Any]]) -> Iterator[Row]:
+    """The rows of a counter, whose one label may stand without a list around it."""
+    for label, value in zip(counts["labels"], counts["values"], strict=True):
+        yield (label,) if isinstance(label, str) else label, value
+
+
 def _single(name: str, text: str, value: float) -> Iterator[str]:
     return _family("gauge", name, text, (), [((), value)])
 
@@ -169,17 +175,25 @@ def _histogram(name: str, rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def _family(kind: str, name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> Iterator[str]:
     yield _heading(kind, name, text)
+    if not labels:
+        yield from (f"{_PREFIX}{name} {value}\n" for _, value in rows)
+        return
+    escaped = _Escaped()  # few words, in many rows
+    line = _PREFIX + name + "{" + ",".join(f'{label}="%s"' for label in labels) + "} %s\n"
     for values, value in rows:
-        if labels:
-            pairs = zip(labels, values, strict=True)
-            given = ",".join([f'{label}="{_escaped(each)}"' for label, each in pairs])
-            yield f"{_PREFIX}{name}{{{given}}} {value}\n"
-        else:
-            yield f"{_PREFIX}{name} {value}\n"
+        yield line % (*[escaped[each] for each in values], value)
 
 
 def _heading(kind: str, name: str, text: str, prefix: str = _PREFIX) -> str:
     return f"# HELP {prefix}{name} {text}\n# TYPE {prefix}{name} {kind}\n"
+
+
+class _Escaped(dict[str, str]):
+    """Values of labels, each escaped once."""
+
+    def __missing__(self, text: str) -> str:
+        self[text] = found = _escaped(text)
+        return found
 
 
 def _escaped(text: str) -> str:
