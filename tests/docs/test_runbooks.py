@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pytest
@@ -11,8 +12,7 @@ import pytest
 from tests.docs.pages import column, page, setting_defaults, table, words
 from tests.docs.test_commands import COMMANDS
 from tests.docs.test_logs import written
-from trio_gateway.admin._schema import Schema
-from trio_gateway.admin._shapes import SHAPES
+from trio_gateway.admin import SHAPES
 from trio_gateway.admission import REASONS
 from trio_gateway.contract import Phase
 from trio_gateway.errors import CODES
@@ -34,7 +34,7 @@ FENCED: Final = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LABEL_WORDS: Final = {"held", "draining", "dropped", "overloaded", "first_token", "no_progress"}
 
 
-def fields(schema: Schema) -> set[str]:
+def fields(schema: Mapping[str, Any]) -> set[str]:
     """The names and the words of a shape, those of the shapes inside it too."""
     inner: list[Any] = [*schema.get("properties", {}).values(), *schema.get("anyOf", ())]
     found = {*schema.get("properties", {}), *schema.get("enum", ())}
