@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from tests.admin.door import OPERATOR, VIEWER, Door, door, token
 from trio_gateway.admin import ACTS, READS
 from trio_gateway.cli import app
-from trio_gateway.cli._admin_tables import shown
 from trio_gateway.testing import FakeAdminPort, refusing_port, request_row, until
 
 Run = tuple[int, str, str]
@@ -273,8 +272,11 @@ async def test_somebody_else_who_answers_is_no_gateway() -> None:
         assert "there is no such path" in err
 
 
-def test_what_a_client_chose_does_not_move_the_cursor() -> None:
-    assert shown("a\x1b[2Jb") == '"a\\u001b[2Jb"'
+async def test_what_a_client_chose_does_not_move_the_cursor() -> None:
+    async with operator() as somebody:
+        somebody.port.rows[0]["model"] = "a\x1b[2Jb"
+        code, out, _ = await somebody.types("requests")
+        assert (code, "\x1b" in out, '"a\\u001b[2Jb"' in out) == (0, False, True)
 
 
 # Tokens -----------------------------------------------------------------------------------------------------

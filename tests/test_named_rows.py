@@ -2,8 +2,7 @@
 
 Three tables are promises to callers: the error codes, the outcomes, and the
 reasons why an attempt failed. A name that no test mentions is a promise that
-nobody keeps. Names that exist in the table but are not used yet stand in
-`RESERVED` with what will bring them; the day the package uses one, it needs a test.
+nobody keeps.
 """
 
 from __future__ import annotations
@@ -22,10 +21,6 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGE: Final = ROOT / "trio_gateway"
 # Tests of pages compare tables with tables; they show nothing of what the gateway does.
 NO_WITNESS: Final = {"docs", "config", "conformance"}
-
-RESERVED: Final = {
-    "operator_cancelled": "an admin endpoint that acts",
-}
 
 
 def strings_of(path: Path) -> set[str]:
@@ -83,12 +78,12 @@ def reasons() -> list[str]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("code", sorted(set(CODES) - set(RESERVED)))
+@pytest.mark.parametrize("code", sorted(CODES))
 def test_every_error_code_is_named_by_a_test(code: str) -> None:
     assert code in SAID_IN_TESTS
 
 
-@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome.value not in RESERVED])
+@pytest.mark.parametrize("outcome", list(Outcome))
 def test_every_outcome_is_named_by_a_test(outcome: Outcome) -> None:
     named = any(outcome.name in members_of(path, "Outcome") for path in WITNESSES)
     assert named or outcome.value in SAID_IN_TESTS
@@ -107,16 +102,3 @@ def test_every_reason_of_a_failed_attempt_is_named_by_a_test(reason: str) -> Non
 @pytest.mark.parametrize("fault", list(UpstreamFault))
 def test_every_fault_of_a_connection_is_named_by_a_test(fault: UpstreamFault) -> None:
     assert any(fault.name in members_of(path, "UpstreamFault") for path in WITNESSES)
-
-
-@pytest.mark.parametrize("code", sorted(RESERVED))
-def test_a_reserved_code_is_one_that_nothing_in_the_package_says(code: str) -> None:
-    assert code in CODES
-    says = [
-        path.relative_to(ROOT)
-        for path in PACKAGE.rglob("*.py")
-        if path.name not in ("errors.py", "_outcome.py")
-        and "testing" not in path.parts
-        and code in strings_of(path)
-    ]
-    assert not says, f"{code} is in use: it needs a test, and {RESERVED[code]!r} no longer stands in the way"

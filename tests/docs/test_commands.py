@@ -19,15 +19,20 @@ PAGE = "reference/commands.md"
 
 # Any: some releases of Typer bring a click of their own, others use the package of that name.
 GROUP: Any = typer.main.get_command(app)
-COMMANDS: dict[str, Any] = {
-    full: inner
-    for name, command in GROUP.commands.items()
-    for full, inner in (
-        {f"{name} {word}": inner for word, inner in command.commands.items()}
-        if hasattr(command, "commands")
-        else {name: command}
-    ).items()
-}
+
+
+def commands_of(group: Any, prefix: str = "") -> dict[str, Any]:
+    """Every command by its words, those of groups inside of groups too."""
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            found |= commands_of(command, f"{prefix}{name} ")
+        else:
+            found[prefix + name] = command
+    return found
+
+
+COMMANDS: dict[str, Any] = commands_of(GROUP)
 
 
 def names_of(parameter: Any) -> str:
@@ -57,6 +62,11 @@ def test_every_argument_and_option_is_described_with_its_default(name: str) -> N
     for shown, parameter in parameters.items():
         if parameter.name == "file":
             assert f"[`{DEFAULT_FILE}`]" in described[shown]
+
+
+def test_options_of_all_commands_for_operators_are_described() -> None:
+    rows = table(PAGE, "Commands for operators")
+    assert [row["Option"] for row in rows] == [names_of(each) for each in GROUP.commands["admin"].params]
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

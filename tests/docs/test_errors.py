@@ -1,4 +1,4 @@
-"""The page of error codes says what the table of codes says, and which codes no answer has."""
+"""The page of error codes says what the table of codes says, and some answer has each of them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def described(heading: str) -> dict[str, tuple[int, str, bool]]:
 
 def test_every_code_is_described_with_its_status_its_type_and_whether_it_can_go_away() -> None:
     codes = {code: (info.status, info.type, info.final) for code, info in CODES.items()}
-    assert described("Codes") | described("Reserved codes") == codes
+    assert described("Codes") == codes
 
 
 def test_no_code_is_described_twice() -> None:
-    listed = [code for part in ("Codes", "Reserved codes") for code in column(PAGE, part, "Code")]
+    listed = column(PAGE, "Codes", "Code")
     assert len(listed) == len(set(listed))
 
 
-def test_the_reserved_codes_are_those_that_no_module_gives_to_a_caller() -> None:
+def test_every_code_is_one_that_some_module_gives_to_a_caller() -> None:
     given = {
         text
         for name, tree in modules().items()
@@ -37,13 +37,12 @@ def test_the_reserved_codes_are_those_that_no_module_gives_to_a_caller() -> None
         for text in constants(tree, str)
         if text in CODES
     }
-    assert described("Reserved codes").keys() == CODES.keys() - given
+    assert CODES.keys() == given
 
 
 def test_the_codes_stand_in_the_order_of_their_status() -> None:
-    for heading in ("Codes", "Reserved codes"):
-        statuses = [status for status, _, _ in described(heading).values()]
-        assert statuses == sorted(statuses)
+    statuses = [status for status, _, _ in described("Codes").values()]
+    assert statuses == sorted(statuses)
 
 
 def test_every_code_says_when_it_comes_and_what_to_do() -> None:

@@ -12,7 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.docs.pages import column, table, words
 from tests.e2e.serving import Serving, leave, serving, tenant
-from trio_gateway.admin import make_app
 from trio_gateway.testing import (
     Answer,
     RawClient,
@@ -119,16 +118,6 @@ async def test_every_key_of_the_statistics_is_described() -> None:
         await gateway.ask(chat_request())
         shown = list(keys_of(gateway.gateway.statistics()))
     assert column("reference/statistics.md", "Keys", "Key") == shown
-
-
-def test_every_route_of_the_admin_listener_is_described() -> None:
-    app = make_app(dict, lambda figures: b"", "text/plain")
-    routes = {route.path: route.methods for route in app.routes}  # type: ignore[attr-defined]
-    described = {
-        row["Route"].strip("`"): set(row["Methods"].split(", "))
-        for row in table("reference/statistics.md", "Routes of the admin listener")
-    }
-    assert described == routes
 
 
 @pytest.mark.parametrize("path", ["/livez", "/metrics", "/admin/v1/statistics"])

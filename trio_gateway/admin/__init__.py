@@ -3,6 +3,7 @@
 from ._access import Access, AdminToken
 from ._app import Metrics, Page, make_admin_app
 from ._dashboard import DASHBOARD_PAGES, dashboard_page
+from ._openapi import document as openapi_document
 from ._port import (
     ADMIN_CODES,
     LOCAL,
@@ -20,7 +21,6 @@ from ._routes import ACTS, METRICS, PREFIX, READS, Act, Read
 from ._schema import complaints
 from ._server import serve_admin
 from ._shapes import SHAPES
-from ._statistics_app import make_app
 from ._workers import make_internal_app
 
 __all__ = [
@@ -49,8 +49,8 @@ __all__ = [
     "complaints",
     "dashboard_page",
     "make_admin_app",
-    "make_app",
     "make_internal_app",
+    "openapi_document",
     "refusal",
     "serve_admin",
 ]
