@@ -214,15 +214,30 @@ async def test_a_stream_that_waits_can_be_resumed_and_says_where_it_stands() -> 
             assert client.types("again") == ["queued", "accepted", *["delta"] * DELTAS, "done"]
 
 
-async def test_a_refusal_can_be_read_again() -> None:
-    async with sockets() as (gateway, _):
+async def test_how_an_accepted_request_was_refused_can_be_read_again() -> None:
+    limits: dict[str, Any] = {"worker": {"slots": 1}, "admission": {"max_wait": 0.2}}
+    held = (*chat_stream("x", finish=None, done=False, end=False), Hold())
+    async with sockets(held, delivery={"resume_window": 2}, **limits) as (gateway, _):
         async with opened(gateway) as client:
-            await client.generate(model="m9", resumable=True)
-            refused = await client.read_last()
+            await client.generate()
+            await client.read_delta(2)
+            await client.generate("waits", resumable=True)
+            refused = await client.read_last("waits")
+            assert refused["error"]["code"] == "queue_timeout"
+            gateway.gateway.sockets.sweep()
             client.reset()
         async with opened(gateway) as client:
             await resume(client, refused["request_id"], 0)
             assert (await client.read_last("again"))["error"] == refused["error"]
+
+
+async def test_of_requests_that_were_turned_away_nothing_is_kept() -> None:
+    async with sockets(delivery={"resume_window": 600}) as (gateway, _), opened(gateway) as client:
+        for number in range(20):
+            await client.generate(f"s{number}", model="m9", resumable=True)
+            assert (await client.read_last(f"s{number}"))["error"]["code"] == "model_not_found"
+        gateway.gateway.sockets.sweep()
+        assert gateway.gateway.kept_answers == gateway.gateway.kept_bytes == 0
 
 
 async def test_when_memory_is_short_streams_go_on_and_can_not_be_resumed() -> None:

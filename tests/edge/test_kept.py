@@ -11,10 +11,11 @@ from trio_gateway.tenancy import Caller, Tenant
 
 
 class Kept:
-    def __init__(self, pool: BufferPool, size: int, *, over: bool = True) -> None:
+    def __init__(self, pool: BufferPool, size: int, *, over: bool = True, accepted: bool = True) -> None:
         self.pool = pool
         self.kept = size
         self.over = over
+        self.accepted = accepted
         pool.take(size)
 
     def forget(self) -> None:
@@ -69,6 +70,18 @@ async def test_when_memory_is_short_the_ended_go_first_the_oldest_of_them() -> N
     assert answers.find("running", OWNER) is not None
     assert answers.find("new", OWNER) is not None
     assert pool.used == 40
+
+
+async def test_what_was_turned_away_is_forgotten_as_soon_as_its_client_was_told() -> None:
+    pool = BufferPool(100)
+    answers = KeptAnswers[Kept](30.0, pool)
+    telling, told = (Kept(pool, 1, over=over, accepted=False) for over in (False, True))
+    answers.add("telling", telling, OWNER)
+    answers.add("told", told, OWNER)
+    answers.sweep()
+    assert answers.find("telling", OWNER) is telling
+    assert answers.find("told", OWNER) is None
+    assert pool.used == 1
 
 
 async def test_only_the_key_that_asked_finds_it() -> None:

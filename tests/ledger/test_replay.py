@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -259,6 +260,38 @@ def test_a_segment_that_somebody_deleted_is_missed_and_passed(tmp_path: Path, st
         finish(replay, store)
         assert "x2" in outcomes(tmp_path)
         assert [event for event, _ in told.events] == ["journal_damaged"]
+
+
+def test_when_somebody_deletes_the_segment_that_is_written_to_another_one_begins(
+    tmp_path: Path, store: Store
+) -> None:
+    with process(tmp_path) as (journal, replay, told):
+        settle(journal, "lost")
+        journal.segments[0].path.unlink()
+        finish(replay, store)
+        finish(replay, store)
+        settle(journal, "x1")
+        finish(replay, store)
+        settle(journal, "x2")
+        finish(replay, store)
+        assert outcomes(tmp_path) == {"x1": "completed", "x2": "completed"}
+        assert [event for event, _ in told.events] == ["journal_damaged"]
+        assert replay.damaged == 1
+
+
+def test_without_its_folder_nothing_is_taken_into_the_journal_until_it_is_back(
+    tmp_path: Path, store: Store
+) -> None:
+    with process(tmp_path) as (journal, replay, _):
+        shutil.rmtree(tmp_path / "journal")
+        finish(replay, store)
+        assert not journal.append(b"{}")
+        assert journal.failure is not None
+        (tmp_path / "journal").mkdir()
+        settle(journal, "x1")
+        assert journal.failure is None
+        finish(replay, store)
+        assert outcomes(tmp_path) == {"x1": "completed"}
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ class Generator:
                 with self._live.holding(exchange):
                     await exchange.run()
             finally:
-                client.settle()
+                client.settle(accepted=exchange.accepted)
 
         self._spawn(carry_out)
         await client.serve(reader, 0)

@@ -22,6 +22,10 @@ class KeptAnswer(Protocol):
     def over(self) -> bool:
         """Whether its exchange has ended, and all of it was sent."""
 
+    @property
+    def accepted(self) -> bool:
+        """Whether its request was accepted; before, there is nothing to come back for."""
+
     def forget(self) -> None:
         """Give back what is kept: nobody may go on any more."""
 
@@ -73,13 +77,17 @@ class KeptAnswers(Generic[AnswerT]):
         return entry.answer
 
     def sweep(self) -> None:
-        """Forget those that ended long ago, and more if memory is short; to be called about once a second."""
+        """Forget those that ended long ago, and more if memory is short; to be called about once a second.
+
+        What was turned away is not kept: it costs its client nothing to ask again and again.
+        """
         now = trio.current_time()
         for request_id, entry in tuple(self._entries.items()):
             if not entry.answer.over:
                 entry.ended = None
                 continue
             entry.ended = now if entry.ended is None else entry.ended
-            if now - entry.ended >= self.window or self._pool.left * 2 < self._pool.total:
+            short = self._pool.left * 2 < self._pool.total
+            if now - entry.ended >= self.window or short or not entry.answer.accepted:
                 del self._entries[request_id]
                 entry.answer.forget()

@@ -44,6 +44,9 @@ class ResumableClient:
 
     Args:
         pool: counts what is kept.
+
+    Attributes:
+        accepted: see KeptAnswer; known once its exchange has ended.
     """
 
     def __init__(self, operation: Operation, terms: KeepTerms, pool: BufferPool) -> None:
@@ -65,6 +68,7 @@ class ResumableClient:
         self._done = False  # a reader has all of it
         self._cut = False
         self._over = False
+        self.accepted = True
         self._figure = 0
         self._seen = -1
         self._alone_since: float | None = trio.current_time()
@@ -227,9 +231,10 @@ class ResumableClient:
         """See KeptAnswer."""
         return self._over and self._reader is None
 
-    def settle(self) -> None:
-        """Its exchange has ended."""
+    def settle(self, *, accepted: bool) -> None:
+        """Its exchange has ended. ``accepted``: see KeptAnswer."""
         self._over = True
+        self.accepted = accepted
 
     def forget(self) -> None:
         """See KeptAnswer."""

@@ -398,6 +398,11 @@ class TokenStream:
         """Whether its exchange has ended, and all of it was sent or can not be for now."""
         return self._settled and not (self.pending and self._socket is not None)
 
+    @property
+    def accepted(self) -> bool:
+        """Whether its client was told that it waits, or has a worker."""
+        return self._stage is not None
+
     def is_on(self, socket: WebSocket) -> bool:
         """Whether it goes over this socket, and not over another one by now."""
         return self._socket is socket

@@ -68,6 +68,11 @@ class KeptStream:
         """See KeptAnswer."""
         return self.stream.over
 
+    @property
+    def accepted(self) -> bool:
+        """See KeptAnswer."""
+        return self.stream.accepted
+
     def forget(self) -> None:
         """See KeptAnswer."""
         self.stream.forget()

@@ -35,11 +35,13 @@ class Segment:
     Attributes:
         size: bytes in it, as far as was written.
         whole: nothing is appended to it any more.
+        missing: somebody deleted it, as the replaying thread saw.
     """
 
     path: Path
     size: int
     whole: bool
+    missing: bool = False
 
 
 class Journal:
@@ -153,7 +155,7 @@ class Journal:
         """Write one line; answers whether it is written. Never raises."""
         segment = self.segments[-1]
         try:
-            if segment.size >= self._segment_limit:
+            if segment.size >= self._segment_limit or segment.missing:
                 segment = self._begin_segment()
             assert self._file is not None
             line = frame(payload)

@@ -6,12 +6,11 @@ oldest segment that is left, since replaying twice is harmless.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from ..database import RowsRefused
 from ..units import HOURS, KiB
-from ._journal import Journal
+from ._journal import Journal, Segment
 from ._lines import scan
 from ._rows import StorePort, read_line, rows_of
 
@@ -82,7 +81,7 @@ class Replay:
     def _replay_piece(self, store: StorePort) -> bool:
         segment = self._journal.segments[0]
         whole = segment.whole  # asked first: what is whole now has its last byte
-        data = self._read(segment.path)
+        data = self._read(segment)
         found = scan(data, final=whole and len(data) < PIECE)
         if found.damaged:
             self.damaged += found.damaged
@@ -100,14 +99,16 @@ class Replay:
             return True
         return len(data) == PIECE
 
-    def _read(self, path: Path) -> bytes:
+    def _read(self, segment: Segment) -> bytes:
         try:
-            with path.open("rb") as file:
+            with segment.path.open("rb") as file:
                 file.seek(self.ahead)
                 return file.read(PIECE)
         except FileNotFoundError:  # somebody deleted it
-            self.damaged += 1
-            self._log.write("error", "journal_damaged", segment=path.name, places=1)
+            if not segment.missing:
+                segment.missing = True  # what is appended to it now would be lost, too
+                self.damaged += 1
+                self._log.write("error", "journal_damaged", segment=segment.path.name, places=1)
             return b""
 
     def _write(self, store: StorePort, payloads: list[bytes]) -> None:
