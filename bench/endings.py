@@ -55,7 +55,7 @@ class Told:
         end: how it got to know that it is over, see above.
         tokens: that it has read.
         acknowledged: tokens in deltas that it has acknowledged; None over HTTP.
-        resumed: on another socket.
+        hurried: it was resumed, or had a deadline: nobody waits for its last acknowledgements then.
         delivery: of the last message, or the error event's ``tokens_delivered``.
         detail: why it is odd.
     """
@@ -67,7 +67,7 @@ class Told:
     tokens: int = 0
     acknowledged: int | None = None
     delivery: dict[str, Any] | int | None = None
-    resumed: bool = False
+    hurried: bool = False
     detail: str = ""
 
 
@@ -239,6 +239,7 @@ class Clients:
             told.end = how
 
     async def _sets_a_deadline_there(self, told: Told) -> None:
+        told.hurried = True
         async with self._talks(told, timeout_ms=self._dice.randint(1, 60)) as talk:
             await talk.hear_all()
 
@@ -260,7 +261,7 @@ class Clients:
                 await talk.hear()
             talk.cut(reset=self._dice.random() < 0.5)
             resumed = {"request_id": told.request_id, "after_seq": talk.seq, "credit": CREDIT}
-        told.resumed = True
+        told.hurried = True
         async with _connect(self._port) as socket:
             again = _Talk(socket, told, talk)
             await again.say(type="resume", **resumed)

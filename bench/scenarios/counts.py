@@ -29,8 +29,9 @@ Expect      for each exchange: generated = the log's, to the token; delivered <=
             left by reset           both <= generated: a reset may overtake acknowledgements
 
             *Acknowledged* is at most what the client has acknowledged. It is equal where nothing
-            can have been on its way: stalled for want of credit; and completed on one socket, if
-            some was acknowledged when the last message was written (else nothing is waited for).
+            can have been on its way: stalled for want of credit; and completed, if some was
+            acknowledged when the last message was written, on the first socket and without a
+            deadline (else the gateway does not wait for the last ones).
 Run         make bench SCENARIO=counts      (about 2 min on 2 cores)
 Output      bench/results/<date>-counts-<commit>.json, with machine facts.
 """
@@ -100,7 +101,7 @@ class Pair:
             acknowledged = row["acknowledged"] or 0
             relations["acknowledged <= said"] = acknowledged <= told.acknowledged
             said = told.delivery.get("acknowledged") if isinstance(told.delivery, dict) else None
-            waited_for = told.end == WHOLE and not told.resumed and said
+            waited_for = told.end == WHOLE and not told.hurried and said
             if waited_for or (told.end == TOLD and row["outcome"] == "client_stalled"):
                 relations["acknowledged = said"] = acknowledged == told.acknowledged
         yield from (name for name, holds in relations.items() if not holds)
