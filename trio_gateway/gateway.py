@@ -135,7 +135,7 @@ class Gateway:
         self.ledger: Final = _make_ledger(settings, self.boot_id, log)
         self.loop_watch: Final = LoopWatch(settings.telemetry.stall_limit, log)
         self.exporter: Final = self._make_exporter(settings)
-        self.live: Final = LiveExchanges()
+        self.live: Final = LiveExchanges(settings.telemetry.flights)
         self.watch: Final = HangupWatch()
         self.drain: Final = DrainKeeper(self._note_idle, self._note_let_go)
         self.idle_times: Final = Counter[str]()

@@ -126,6 +126,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
         "export_interval": 15.0,
         "service_name": "trio-gateway",
         "stall_limit": 0.25,
+        "flights": 256,
         "otlp_headers": (),
     },
 }
@@ -179,6 +180,7 @@ FURTHER_KEYS = {
     "telemetry.export_interval",
     "telemetry.service_name",
     "telemetry.stall_limit",
+    "telemetry.flights",
 }
 
 

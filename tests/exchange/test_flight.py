@@ -85,7 +85,7 @@ async def test_a_failed_attempt_and_the_way_back_are_told(autojump_clock: MockCl
         running = await rig.run(make_request(stream=False))
     assert told(running)[3:7] == ["opened", "attempt_failed", "sent_back", "placed"]
     detail = step(running, "attempt_failed").detail
-    assert detail == {"worker": "w1", "reason": "error", "status": 502}
+    assert detail == {"worker": "w1", "reason": "error", "status": 502, "code": "engine_failed"}
 
 
 async def test_a_pause_for_a_slow_client_is_told_while_it_lasts_and_when_it_is_over(

@@ -813,4 +813,14 @@ class TelemetrySettings(Section):
             zero=True,
         ),
     ] = 0.25
+    flights: Annotated[
+        int,
+        about(
+            "exchanges",
+            "How many that completed, and how many that did not, are kept after their end with the times and "
+            "sizes of what moved; 0: none, and nothing of that is recorded.",
+            ge=0,
+            le=100_000,
+        ),
+    ] = 256
     otlp_headers: tuple[tuple[str, SecretStr], ...] = Field(default=(), exclude=True)

@@ -5,10 +5,12 @@ from ._delivery import DeliveryLimits
 from ._endings import OPERATOR, OWNER, SHUT_DOWN
 from ._exchange import Exchange, ExchangeLimits, Parts, admit
 from ._flight import Flight, Step
+from ._flight_file import FLIGHT_VERSION, flight_file
 from ._live import LiveExchanges, Standing
 from ._retry import RetryBudget
 
 __all__ = [
+    "FLIGHT_VERSION",
     "OPERATOR",
     "OWNER",
     "SHUT_DOWN",
@@ -24,4 +26,5 @@ __all__ = [
     "Standing",
     "Step",
     "admit",
+    "flight_file",
 ]

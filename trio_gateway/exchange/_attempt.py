@@ -49,6 +49,7 @@ from ..wire import (
 )
 from . import _retry
 from ._delivery import Delivery
+from ._flight import Counts, Track
 from ._retry import Failure
 
 TAIL_WAIT: Final = 0.05  # seconds for the engine to end its message after [DONE]
@@ -110,6 +111,7 @@ class Attempt:
         headers: makes the answer's headers, once a worker is known.
         poke: told when something may be due earlier than the clock thinks.
         note: told what happens, for operators.
+        reads: takes a row for each read of the engine's answer.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class Attempt:
         headers: Callable[[], Headers],
         poke: Callable[[], None],
         note: Callable[..., None] = _note_nothing,
+        reads: Track | None = None,
     ) -> None:
         self._request = request
         self._parts = parts
@@ -130,6 +133,7 @@ class Attempt:
         self._headers = headers
         self._poke = poke
         self._note = note
+        self._reads = reads
         self._gapped = parts.gapped
         self._scope: trio.CancelScope | None = None
         self._expired: Failure | None = None
@@ -322,7 +326,7 @@ class Attempt:
                 seen = records.progress
                 records.feed(data)
                 if records.progress != seen:
-                    self._note_output(trio.current_time())
+                    self._note_read(data, trio.current_time())
                 self._paused = True
                 await room.take(len(data))
                 self._paused = False
@@ -358,12 +362,17 @@ class Attempt:
             while data := await answer.receive():
                 if room.held + len(data) > self._limits.answer_bytes:
                     raise UpstreamFailed(UpstreamFault.TOO_LARGE, f"over {self._limits.answer_bytes} bytes")
-                self._note_output(trio.current_time())
+                self._note_read(data, trio.current_time())
                 self._paused = True
                 await room.take(len(data))
                 self._paused = False
                 pieces.append(data)
             return b"".join(pieces)
+
+    def _note_read(self, data: bytes, now: float) -> None:
+        if self._reads is not None:
+            self._reads.add(now, len(data), 0, 0)
+        self._note_output(now)
 
     def _note_output(self, now: float) -> None:
         """Some of a buffered answer came: from now on only silence within it is limited."""
@@ -403,6 +412,7 @@ class Attempt:
             self._said_last = isinstance(relay, AgentRelay) and relay.said_last
         finally:
             self._tally.count(relay, self._progress_at)
+            self._note_counts(relay)
         if failure is None:
             if not self._tally.committed:
                 self._commit(worker, trio.current_time())
@@ -410,6 +420,12 @@ class Attempt:
             self._delivery.hand_over_last(relay.closing)
             await self._read_tail(answer)
         return failure
+
+    def _note_counts(self, relay: Relay) -> None:
+        if self._reads is not None:
+            usage = relay.usage
+            told = (None, None) if usage is None else (usage.prompt, usage.generated)
+            self._reads.counts = Counts(relay.events, relay.content_events, relay.silent_at_end, told)
 
     def _make_relay(self, worker: Worker) -> Relay:
         request, dialect = self._request, worker.dialect
@@ -456,10 +472,13 @@ class Attempt:
         A step of its own, so that nothing of it stays in memory while the next waits.
         """
         data = await answer.receive()
-        seen = relay.progress
+        seen, events = relay.progress, relay.events
         block = relay.feed(data) if data else relay.end()
         before = self._progress_at
         now = trio.current_time() if relay.progress != seen else before
+        if self._reads is not None and data:
+            at = now if relay.progress != seen else trio.current_time()
+            self._reads.add(at, len(data), len(block), relay.events - events)
         if relay.committed:
             self._progress_at = now
         if block:

@@ -19,6 +19,7 @@ from ..contract import AnswerHead, ClientPort
 from ..errors import ClientGone
 from ..flow import ByteChannel
 from ..wire import HEARTBEAT
+from ._flight import Track
 
 PIECE: Final = 16 * 1024  # bytes written through at once
 SLOW_PIECE: Final = 8 * 1024  # bytes per write to a slow client: what it may cost beyond its buffer
@@ -52,6 +53,10 @@ def _note_nothing(what: str, **detail: object) -> None:
     """Nobody keeps it."""
 
 
+def _record_nothing(waiting: int) -> None:
+    """Nobody keeps it."""
+
+
 class Delivery:
     """The writing side of one exchange.
 
@@ -64,6 +69,8 @@ class Delivery:
         lagged: told of each batch of bytes that had to wait, once the client took it whole: for how many
             seconds the oldest of it did.
         note: told what happens, for operators.
+        record: told that the client is slow from now on, and how many bytes wait for it; answers what is to
+            have a row for each piece that it takes.
 
     Attributes:
         through: batches that the client took at once.
@@ -82,6 +89,7 @@ class Delivery:
         full_timeout: float = math.inf,
         lagged: Callable[[float], None] = _say_nothing,
         note: Callable[..., None] = _note_nothing,
+        record: Callable[[int], Track | None] = _record_nothing,
     ) -> None:
         self._client = client
         self._channel = channel
@@ -93,6 +101,9 @@ class Delivery:
         self._full_timeout = full_timeout
         self._lagged = lagged
         self._note = note
+        self._record = record
+        self._takes: Track | None = None
+        self._untold = 0  # bytes in the port's hand that have no row yet
         self._nursery: trio.Nursery | None = None
         self._writing = False
         self._flushed = trio.Event()
@@ -155,7 +166,7 @@ class Delivery:
         if not self._writing and not self._client.pending and len(block) <= PIECE:
             self._write_through(block)
             return
-        self._start_writing()
+        self._start_writing(len(block))
         await self._wait_blocked(self._channel.put(block))
 
     async def room(self) -> None:
@@ -198,8 +209,7 @@ class Delivery:
         if self._writing:
             await self._flushed.wait()
         elif self._client.pending or self._channel.used:
-            self._writing = True
-            self._watch_reader()
+            self._begin_writing()
             await self.deliver()
 
     async def deliver(self) -> None:
@@ -209,11 +219,14 @@ class Delivery:
             await self._client.flush()
             self._in_hand.clear()
             if self._batch_since is not None:
-                self._lagged(trio.current_time() - self._batch_since)
+                now = trio.current_time()
+                self._lagged(now - self._batch_since)
                 self._batch_since = None
+                self._note_takes(now)
             piece, ends = self._channel.take_dated(SLOW_PIECE)
             if piece:
                 self._batch_since = ends[0].since
+                self._untold += len(piece)
                 self._in_hand.extend((len(piece) - end, since) for end, since, _ in ends)
                 joined = [(end, more) for end, _, more in ends if more]
                 self._client.push(piece, last=self._channel.closed and not self._channel.used, joined=joined)
@@ -239,12 +252,30 @@ class Delivery:
         else:
             self.through += 1
 
-    def _start_writing(self) -> None:
+    def _start_writing(self, size: int = 0) -> None:
+        """Let a writer task take over; a block of so many bytes is about to be put."""
         if not self._writing:
             assert self._nursery is not None
-            self._writing = True
-            self._watch_reader()
+            self._begin_writing(size)
             self._nursery.start_soon(self._write)
+
+    def _begin_writing(self, size: int = 0) -> None:
+        self._writing = True
+        self._watch_reader()
+        self._untold = self._client.pending
+        self._takes = self._record(self._untold + self._channel.used + size)
+
+    def _note_takes(self, at: float) -> None:
+        """Note what the client has taken since this was last noted."""
+        taken = self._untold - self._client.pending
+        if self._takes is not None and taken > 0:
+            self._takes.add(at, taken)
+            self._untold -= taken
+
+    def note_rest(self) -> None:
+        """Note what the client took of a piece that it has not taken whole, as far as is known when."""
+        if self._writing:
+            self._note_takes(self._taken_at)
 
     def _watch_reader(self) -> None:
         self._taken_at = trio.current_time()

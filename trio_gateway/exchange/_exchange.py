@@ -48,7 +48,7 @@ from ._endings import (
     Farewell,
     ending_of,
 )
-from ._flight import Flight
+from ._flight import Flight, Terms
 from ._retry import Failure, RetryBudget, Way
 
 
@@ -59,6 +59,7 @@ class ExchangeLimits:
     Attributes:
         buffer_bytes: answer bytes that may wait for the client.
         merge_deltas: events that wait for a slow client are joined.
+        recorded: when bytes move, and how many, is kept; see `Flight`.
         heartbeat_while_queued: heartbeats also during the first wait.
         error_style: ``event``, or ``finish_reason`` for a last chunk in front of the error.
         expose_worker: tell the client which worker answered.
@@ -71,6 +72,7 @@ class ExchangeLimits:
     error_style: str
     expose_worker: bool
     merge_deltas: bool = False
+    recorded: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,8 @@ class Exchange:
         self.tally: Final = Tally()
         self.flight: Final = Flight()
         self.flight.note_at(request.arrived, "arrived", size=request.size, door=door)
+        if parts.limits.recorded:
+            self.flight.terms = _terms(request, parts, kept)
         self.task: trio.lowlevel.Task | None = None
         # A receipt is over each event as the engine sent it.
         merging = parts.limits.merge_deltas and request.operation.choices and not request.receipt
@@ -190,6 +194,7 @@ class Exchange:
             full_timeout=math.inf if request.full_timeout is None else request.full_timeout,
             lagged=parts.books.lags.see,
             note=self.flight.note,
+            record=self.flight.begin_takes,
         )
         self._attempt: Attempt | None = None
         self._ticket: TicketPort | None = None
@@ -369,6 +374,7 @@ class Exchange:
                 self._headers,
                 self._clock.poke,
                 self.flight.note,
+                self.flight.begin_reads(),
             )
             failure = await self._attempt.run(lease, nursery)
             if failure is None:
@@ -402,7 +408,13 @@ class Exchange:
         """Send the exchange back to its queue, or raise Refused with the last word."""
         parts = self._parts
         problem = failure.problem
-        self.flight.note("attempt_failed", worker=worker.id, reason=failure.reason, status=problem.status)
+        self.flight.note(
+            "attempt_failed",
+            worker=worker.id,
+            reason=failure.reason,
+            status=problem.status,
+            code=problem.code,
+        )
         without = None if failure.way is Way.ANYWHERE else worker
         if self._may_retry(failure):
             self.request.last_try = self.tally.attempts == parts.limits.max_attempts - 1
@@ -523,6 +535,7 @@ class Exchange:
         """Settle the books, once; synchronous, so that nothing can come between."""
         with self._reporting_bugs():
             self._note_delivery()
+            self._delivery.note_rest()
         if not self._client.finished:
             self._client.cut()
         self.channel.clear()
@@ -542,6 +555,7 @@ class Exchange:
         record = self.tally.record(
             self.request, ending, parts.boot_id, now, parts.attempts.wall(), parts.tokens_of
         )
+        self.flight.record = record
         self._settle_charge(record)
         # What was not counted teaches nothing.
         self._ticket.served(_counted_prompt(record), record.tokens_generated or None)
@@ -578,6 +592,20 @@ class Exchange:
         """The clock: do what is due, and answer when to look again."""
         due = self._delivery.look(now)
         return due if self._attempt is None else min(due, self._attempt.look(now))
+
+
+def _terms(request: InternalRequest, parts: Parts, kept: int) -> Terms:
+    return Terms(
+        request.operation.name,
+        request.stream,
+        request.choices,
+        request.wants_usage,
+        request.receipt,
+        request.deadline - request.arrived,
+        request.full_timeout,
+        kept,
+        (parts.limits, parts.attempts.limits),
+    )
 
 
 def _counted_prompt(record: Record) -> int | None:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from ..contract import Ending, Worker
+from ..contract import Ending, Outcome, Worker
 from ._exchange import Exchange
 from ._flight import Flight
 
@@ -36,9 +36,16 @@ class Standing(NamedTuple):
 
 
 class LiveExchanges:
-    """Running exchanges, to be found, waited for and ended; the ended are remembered a while."""
+    """Running exchanges, to be found, waited for and ended; the ended are remembered a while.
 
-    def __init__(self) -> None:
+    Args:
+        flights: of how many exchanges that completed, and of as many that did not, it is kept what happened
+            to them: a flood of good ones does not push out the incident.
+    """
+
+    def __init__(self, flights: int = FLIGHTS) -> None:
+        self._most_flights = flights
+        self._flights_of_others: OrderedDict[str, Flight] = OrderedDict()
         self._exchanges: dict[str, Exchange] = {}
         self._ended: OrderedDict[str, tuple[float, Standing]] = OrderedDict()
         self._flights: OrderedDict[str, Flight] = OrderedDict()
@@ -95,7 +102,14 @@ class LiveExchanges:
     def flight(self, exchange_id: str) -> Flight | None:
         """Answer what happened to an exchange that is under way, or among the last that were."""
         exchange = self._exchanges.get(exchange_id)
-        return self._flights.get(exchange_id) if exchange is None else exchange.flight
+        if exchange is not None:
+            return exchange.flight
+        return self._flights.get(exchange_id) or self._flights_of_others.get(exchange_id)
+
+    def ended_for(self, exchange_id: str, now: float) -> float | None:
+        """Seconds since an exchange ended; None: it is under way, or ended longer ago than is remembered."""
+        found = self._ended.get(exchange_id)
+        return None if found is None else now - found[0]
 
     def end(self, exchange_id: str, ending: Ending) -> None:
         """End one exchange, if it runs."""
@@ -116,9 +130,10 @@ class LiveExchanges:
             outcome = exchange.ending.outcome.value if exchange.ending is not None else None
             standing = Standing(exchange.request.tenant, "ended", outcome=outcome)
             self._ended[exchange.request.exchange_id] = (trio.current_time(), standing)
-            self._flights[exchange.request.exchange_id] = exchange.flight
-            if len(self._flights) > FLIGHTS:
-                self._flights.popitem(last=False)
+            flights = self._flights if outcome == Outcome.COMPLETED.value else self._flights_of_others
+            flights[exchange.request.exchange_id] = exchange.flight
+            if len(flights) > self._most_flights:
+                flights.popitem(last=False)
 
     def tell_progress(self, progressed: Callable[[Worker, str, float, int | None], None]) -> None:
         """Tell how far the streams have come that are being read: worker, exchange, when, and new events.

@@ -231,6 +231,7 @@ def exchange_limits(settings: Settings) -> ExchangeLimits:
         error_style=settings.stream.error_style,
         expose_worker=settings.server.expose_worker,
         merge_deltas=settings.delivery.merge_deltas,
+        recorded=settings.telemetry.flights > 0,
     )
 
 

@@ -12,7 +12,7 @@ from .. import __version__
 from ..admin import Action, Actor, ActResult, RequestFilter, Row, refusal
 from ..config import Settings, Source
 from ..errors import Refused
-from ..exchange import OPERATOR
+from ..exchange import OPERATOR, flight_file
 from ..fleet import DRAINED, EJECTED, UNTOUCHED
 from . import _requests, _standing
 from ._apply import Prepared
@@ -144,9 +144,10 @@ class Operations:
     async def flight(self, request_id: str) -> Row:
         """See AdminPort."""
         await trio.lowlevel.checkpoint()
-        record = _requests.find_record(self._house, request_id)
-        told = None if record is None else record.as_dict()
-        return {**self.timeline(request_id), "record": told}
+        flight = self._house.live.flight(request_id)
+        if flight is None:
+            raise refusal("not_found", "there is no such request, or it ended long ago")
+        return flight_file(request_id, flight)
 
     # -- acting
 

@@ -21,6 +21,8 @@ Modules in the order of reading::
     _fake_engine        clients, engines,
     _worker_set         and the workers of one process
     _admin_port         the process behind the operators' door
+    _recorded, _played  what an operator recorded of an exchange, as scripts,
+    _replay             and a real exchange that plays it once more
     _conditions, _until waiting without polling
     _llama              the real engine
 """
@@ -92,6 +94,11 @@ from ._ollama import ollama_record as ollama_record
 from ._ollama import ollama_stream as ollama_stream
 from ._ports import refusing_port as refusing_port
 from ._ports import silent_port as silent_port
+from ._recorded import Recorded as Recorded
+from ._recorded import UnreadableFlight as UnreadableFlight
+from ._replay import Replayed as Replayed
+from ._replay import replay as replay
+from ._replay import replay_at_once as replay_at_once
 from ._steps import SSE_HEADERS as SSE_HEADERS
 from ._steps import Chunk as Chunk
 from ._steps import CloseFin as CloseFin

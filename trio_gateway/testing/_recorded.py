@@ -1,0 +1,174 @@
+"""Reads the file of a recorded exchange, and says what its engine and its client did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from ..exchange import FLIGHT_VERSION
+
+JUST: Final = 1e-6  # seconds; what is recorded is rounded to as much
+
+
+class UnreadableFlight(ValueError):
+    """The file is none, or holds too little to be played."""
+
+
+class Read(NamedTuple):
+    """What an engine sent at a moment: bytes, of which so many passed on, as so many events."""
+
+    at: float
+    size: int
+    passed: int
+    events: int
+
+
+class Take(NamedTuple):
+    """What a slow client took at a moment."""
+
+    at: float
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """How an attempt failed: when, the word for it, and the problem's status and code."""
+
+    at: float
+    reason: str
+    status: int
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One attempt.
+
+    Attributes:
+        placed: when it got its worker, which has a name like ``w1``.
+        opened: when the engine's head came, with which status; None: it did not.
+        whole: when the answer was whole; None: it never was.
+        counts: of its stream: events, those with output, those without at the end, and usage.
+    """
+
+    worker: str
+    placed: float
+    opened: tuple[float, int] | None
+    reads: tuple[Read, ...]
+    counts: Mapping[str, Any] | None
+    whole: float | None
+    failed: Failed | None
+
+
+class Recorded:
+    """One recorded exchange.
+
+    Args:
+        value: the file, read as JSON.
+
+    Attributes:
+        ending: what was settled.
+        tries: the attempts in order.
+        ended: when it ended, seconds after it arrived.
+        sent_back: how often it waited again.
+        takes: what the client took since it was slow, and `taken_before`, in bytes; empty: it never was.
+
+    Raises:
+        UnreadableFlight: it can not be played; says why.
+    """
+
+    def __init__(self, value: object) -> None:
+        if not isinstance(value, dict) or "flight" not in value:
+            raise UnreadableFlight("this is no recorded exchange: it has no `flight` version")
+        if value["flight"] != FLIGHT_VERSION:
+            raise UnreadableFlight(
+                f"this recording has version {value['flight']!r}, not the {FLIGHT_VERSION} that is read here"
+            )
+        if value.get("ending") is None:
+            raise UnreadableFlight("the exchange had not ended when it was recorded: there is no ending")
+        if value.get("terms") is None:
+            raise UnreadableFlight("sizes were not recorded: telemetry.flights was 0")
+        try:
+            self._read(value)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise UnreadableFlight(f"the recording is damaged: {type(error).__name__} {error}") from error
+
+    def _read(self, value: dict[str, Any]) -> None:
+        self.id = str(value.get("id", ""))
+        self.terms: dict[str, Any] = value["terms"]
+        self.limits: dict[str, Any] = self.terms["limits"]
+        self.ending: dict[str, Any] = value["ending"]
+        steps = [_Step(step["at"], step["what"], step["detail"]) for step in value["steps"]]
+        self.steps_lost: int = value["steps_lost"]
+        self.ended = next(step.at for step in reversed(steps) if step.what == "ended")
+        self.sent_back = sum(step.what == "sent_back" for step in steps)
+        self.tries = tuple(_tries(steps, value["reads"]))
+        if len(self.tries) != self.ending["attempts"]:
+            raise ValueError("not all of its attempts are recorded")
+        takes = value["takes"]
+        self.taken_before: int = 0 if takes is None else takes["taken_before"]
+        self.takes = () if takes is None else tuple(Take(*row) for row in _rows(takes))
+
+    @property
+    def slow_since(self) -> float:
+        """When the client was slow for the first time; infinite: never."""
+        return self.takes[0].at if self.takes else math.inf
+
+    @property
+    def slow_block_at(self) -> float:
+        """When what it did not take at once was read; see `slow_since`."""
+        latest = self.slow_since + JUST
+        times = [read.at for each in self.tries for read in each.reads if read.at <= latest]
+        return times[-1] if times else self.slow_since
+
+
+class _Step(NamedTuple):
+    at: float
+    what: str
+    detail: dict[str, Any]
+
+
+def _tries(steps: list[_Step], reads: list[dict[str, Any]]) -> Iterator[Try]:
+    starts = [number for number, step in enumerate(steps) if step.what == "placed"]
+    for number, (start, track) in enumerate(zip(starts, reads, strict=True)):
+        own = steps[start : starts[number + 1] if number + 1 < len(starts) else None]
+        opened = _first(own, "opened")
+        failed = _first(own, "attempt_failed")
+        buffered = _first(own, "last_content") or _first(own, "first_content")
+        yield Try(
+            own[0].detail["worker"],
+            own[0].at,
+            None if opened is None else (opened.at, opened.detail["status"]),
+            tuple(Read(*row) for row in _rows(track)),
+            track["counts"],
+            None if failed is not None or not _is_whole(own) or buffered is None else buffered.at,
+            None if failed is None else Failed(failed.at, **_without(failed.detail, "worker")),
+        )
+
+
+def _first(steps: list[_Step], what: str) -> _Step | None:
+    return next((step for step in steps if step.what == what), None)
+
+
+def _is_whole(steps: list[_Step]) -> bool:
+    first = _first(steps, "first_content")
+    return _first(steps, "last_content") is not None or (first is not None and "bytes" in first.detail)
+
+
+def _without(detail: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in detail.items() if key != name}
+
+
+def _rows(track: dict[str, Any]) -> Iterator[list[Any]]:
+    """Answer all rows; those that were not kept as if they had come evenly."""
+    yield from track["first"]
+    between = track["between"]
+    if between is not None:
+        rows, since, until = between["rows"], between["since"], between["until"]
+        sums = [between[column] for column in track["columns"][1:]]
+        for number in range(rows):
+            share = [total * (number + 1) // rows - total * number // rows for total in sums]
+            yield [since + (until - since) * number / max(rows - 1, 1), *share]
+    yield from track["last"]
