@@ -39,6 +39,7 @@ from ._common import (
     load,
     read_source,
 )
+from ._replay import replay_file
 from ._tenants import keys, tenants
 
 app = typer.Typer(
@@ -253,6 +254,9 @@ def simulate(
         for failed in _leaves(group):
             typer.echo(f"trio-gateway: {failed}", err=True)
         raise typer.Exit(CANNOT_START) from None
+
+
+app.command("replay")(replay_file)
 
 
 @app.command()
