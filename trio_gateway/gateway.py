@@ -578,7 +578,11 @@ class Gateway:
             generator=self.generator,
             sockets=self.sockets,
             server=self.server,
-            access=Access(tokens, [*settings.admin.hosts, *names]),
+            access=Access(
+                tokens,
+                [*settings.admin.hosts, *names],
+                local=all(bind.local for bind in settings.admin.bind),
+            ),
             parts=parts,
             idle_times=self.idle_times,
             loop_watch=self.loop_watch,

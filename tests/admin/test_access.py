@@ -124,6 +124,16 @@ def test_without_tokens_whoever_can_connect_is_an_operator() -> None:
     assert who(Access(), None) == who(Access(), b"Bearer x") == (LOCAL, "operator")
 
 
+def test_where_other_machines_come_nobody_is_let_in_because_the_last_token_was_taken_away() -> None:
+    access = Access(TOKENS, local=False)
+    access.admit(())
+    assert who(access, None) == ("refused", "invalid_admin_token")
+    assert access.asks_for_a_token([])
+    access.admit(TOKENS[1:])
+    assert who(access, b"Bearer " + OPERATOR.encode()) == ("refused", "invalid_admin_token")
+    assert who(access, b"Bearer " + VIEWER.encode()) == ("eyes", "viewer")
+
+
 def test_a_token_has_its_name_and_role() -> None:
     access = Access(TOKENS)
     assert who(access, b"Bearer " + OPERATOR.encode()) == ("ops", "operator")

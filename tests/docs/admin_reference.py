@@ -64,8 +64,8 @@ def _codes() -> Iterator[str]:
 
 def _shapes() -> Iterator[str]:
     yield "\n## Shapes\n"
-    yield "Members of inner objects stand behind a dot, those of the entries of a list behind `[]`, and those of"
-    yield "what stands under any name behind `*`."
+    yield "Members of inner objects stand behind a dot, of entries of a list behind `[]`, and of what stands"
+    yield "under any name behind `*`."
     for name, schema in SHAPES.items():
         if name == "Nothing":
             continue

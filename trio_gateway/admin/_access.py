@@ -35,10 +35,15 @@ class Access:
     Args:
         tokens: none: whoever can connect is an operator.
         hosts: names by which operators reach this listener, beside loopback's and addresses.
+        local: whether only this machine reaches it. Else nobody comes in without a token, not even when the
+            last one was taken away and the address that goes with it waits for a restart.
     """
 
-    def __init__(self, tokens: Iterable[AdminToken] = (), hosts: Iterable[str] = ()) -> None:
+    def __init__(
+        self, tokens: Iterable[AdminToken] = (), hosts: Iterable[str] = (), *, local: bool = True
+    ) -> None:
         self._tokens = tuple(tokens)
+        self._local = local
         self._hosts = {_LOOPBACK_NAME, *(host.lower() for host in hosts)}
         self._failed = FailedKeys()
 
@@ -73,7 +78,11 @@ class Access:
 
     def asks_for_a_token(self, headers: Headers) -> bool:
         """Whether a token is needed that this request does not even try to show."""
-        return bool(self._tokens) and not _all(headers, b"authorization")
+        return not self._open and not _all(headers, b"authorization")
+
+    @property
+    def _open(self) -> bool:
+        return self._local and not self._tokens
 
     def who(self, headers: Headers, address: str, now: float) -> tuple[str, Role]:
         """Answer who asks, and as what. A good token is good however many bad ones came from its address.
@@ -84,7 +93,7 @@ class Access:
         Raises:
             Refused: ``invalid_admin_token``, or ``rate_limit_exceeded`` where that was said too often.
         """
-        if not self._tokens:
+        if self._open:
             return LOCAL, "operator"
         shown = _bearer(headers)
         digest = hashlib.sha256(shown).digest()
