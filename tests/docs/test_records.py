@@ -29,7 +29,7 @@ def test_every_field_of_a_record_is_described_in_its_order() -> None:
 def test_every_field_has_the_type_that_the_page_says() -> None:
     types = {field.name: TYPES[str(field.type)] for field in dataclasses.fields(Record)}
     shown = {row["Field"].strip("`"): row["Type"] for row in table(PAGE, "Fields")}
-    assert shown == types | {"tokens_acknowledged": "null"}
+    assert shown == types
 
 
 def test_every_field_has_a_meaning() -> None:

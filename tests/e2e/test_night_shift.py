@@ -13,7 +13,7 @@ import trio
 
 from tests.e2e.serving import LIMIT, Serving, configuration, error_code, serving, tenant
 from trio_gateway.admin import SHAPES, complaints
-from trio_gateway.operations._audit_table import AuditTable
+from trio_gateway.operations import open_audit_table
 from trio_gateway.testing import (
     Answer,
     EndChunks,
@@ -286,7 +286,7 @@ async def test_an_operator_steers_a_loaded_gateway_and_breaks_nothing_else(tmp_p
 
 def stored(folder: Path) -> list[dict[str, Any]]:
     """The audit table, as anybody can read it."""
-    table = AuditTable(f"sqlite:///{folder / 'gateway.db'}")
+    table = open_audit_table(f"sqlite:///{folder / 'gateway.db'}")
     try:
         return table.read(1000)
     finally:

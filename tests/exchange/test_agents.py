@@ -494,6 +494,13 @@ async def test_an_agent_that_gave_up_a_slow_client_has_not_failed(autojump_clock
         assert rig.workers.fleet.books["w1"].faults == 0
 
 
+async def test_why_an_agent_gave_up_a_slow_client_is_told_to_operators(autojump_clock: MockClock) -> None:
+    async with rigged(agent_failure("reader_stalled", retry="never"), workers=agents("w1")) as rig:
+        running = await rig.run()
+    (failed,) = (step for step in running.exchange.flight if step.what == "attempt_failed")
+    assert (failed.detail["worker"], failed.detail["reason"]) == ("w1", "unread")
+
+
 async def test_an_engines_words_for_its_callers_mistake_are_passed_on(autojump_clock: MockClock) -> None:
     script = agent_failure("too_hot", message="at most 2", status=422, type="BadRequestError", param="t")
     for stream in (True, False):

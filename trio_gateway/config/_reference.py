@@ -23,7 +23,7 @@ _INTRODUCTION = """\
 <!-- Made by `python -m trio_gateway.config > docs/reference/settings.md`; a test compares the two. -->
 
 One TOML file, read when the gateway starts, and again whenever it is told to: see
-[Steer without a restart](../how-to/steer.md).
+[Steer a running gateway](../how-to/operate.md).
 How to write it, and how to find out what is wrong with it, is told in
 [Configure the gateway](../how-to/configure.md).
 
