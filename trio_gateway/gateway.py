@@ -317,7 +317,15 @@ class Gateway:
                 except Refused as refused:
                     self._log.write("error", "reload_refused", reason=refused.problem.message)
                 else:
-                    self._log.write("info", "reloaded", **(result.after or {}))
+                    told = result.after
+                    self._log.write(
+                        "info",
+                        "reloaded",
+                        applied=told["applied"],
+                        new_requests=told["new_requests"],
+                        restart=told["restart"],
+                        dropped=told["live_values_dropped"],
+                    )
 
     async def shut_down(self, hurry: trio.Event) -> None:
         """Refuse what is new, let what runs finish, end what is left.

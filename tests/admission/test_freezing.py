@@ -257,6 +257,32 @@ async def test_one_that_no_worker_can_come_for_is_told_so(autojump_clock: MockCl
     lease.release()
 
 
+# Workers that leave ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["removed", "drained"])
+async def test_what_runs_at_a_worker_that_leaves_keeps_nobody_from_those_that_are_left(
+    how: str, autojump_clock: MockClock
+) -> None:
+    here = WorkerSet(make_worker("w1", slots=2), make_worker("w2", slots=2), limits=limits())
+    leases = [await lease_of(here.admission.enter(make_request())) for _ in range(4)]
+    if how == "removed":
+        here.fleet.remove("w1")
+    else:
+        here.fleet.touch("w1", "drained")
+    for lease in leases:
+        if lease.worker.id == "w2":
+            lease.release()
+    more = [here.admission.enter(make_request()) for _ in range(3)]
+    assert [ticket.waiting for ticket in more] == [False, False, True]
+    for ticket in more:
+        ticket.leave()
+    for lease in leases:
+        if lease.worker.id == "w1":
+            lease.release()
+    assert here.left_over() == []
+
+
 # Limits ---------------------------------------------------------------------------------------------------
 
 

@@ -407,8 +407,7 @@ class Admission:
             return "model_without_worker"
         if tries_at > trio.current_time():
             return "outage"
-        share = self.limits.max_shares.get(TIERS[ticket.tier], 1.0)
-        if share < 1 and self._tier_is_full(ticket.pool, ticket.tier):
+        if self._tier_is_full(ticket.pool, ticket.tier):
             return "tier_share"
         return "no_slot" if self._queue.heads_its_line(ticket) else "ahead_in_line"
 
@@ -508,8 +507,8 @@ class Admission:
         return most is not None and self._running.get(tenant, 0) >= most
 
     def _tier_is_full(self, pool: str, tier: int) -> bool:
-        share = self.limits.max_shares.get(TIERS[tier])
-        if share is None:
+        share = self.limits.max_shares.get(TIERS[tier], 1.0)
+        if share >= 1:  # what still runs at a worker that is gone counts, and its slots do not
             return False
         slots = self._slots.pool_slots(pool)
         most = max(int(share * slots), 1) if slots else 0  # 0: its models moved to another pool

@@ -269,10 +269,11 @@ class Fleet:
         }
 
     def pool_slots(self, pool: str) -> int:
-        """Slots of all workers of a pool."""
+        """Slots of all workers of a pool; of those that were taken out, the ones that are still in use."""
         if not self._pools:
             self._find_pools()
-        return sum(book.slots for book in self._pool_books.get(pool, ()) if book.placeable)
+        books = self._pool_books.get(pool, ())
+        return sum(book.slots if book.placeable else book.held for book in books)
 
     def pool_members(self, pool: str) -> tuple[list[str], list[WorkerBook]]:
         """Answer the models and the workers of a pool."""

@@ -97,7 +97,18 @@ class Trail:
         if self._make is not None:
             self._unwritten.append((next(self._numbers), entry))
             self._news.set()
-        self._log.write("info", "operator_action", **{key: entry[key] for key in entry if key != "at"})
+        self._log.write(
+            "info",
+            "operator_action",
+            actor=actor.id,
+            role=actor.role,
+            action=action,
+            target=target,
+            before=before,
+            after=after,
+            outcome=outcome,
+            request_id=actor.request_id,
+        )
 
     def __len__(self) -> int:
         """Entries in memory."""

@@ -124,8 +124,7 @@ class Configuration:
             self._reload_certificate()
             self._source, self._written, self._live = again, written, live
             after = _by_time(found)
-            if dropped:
-                after["live_values_dropped"] = dropped
+            after["live_values_dropped"] = dropped
             before = {change.name: change.before for change in found}
             after["values"] = {change.name: change.after for change in found}
             return ActResult(bool(found), before, after)
