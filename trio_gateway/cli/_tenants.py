@@ -48,7 +48,7 @@ tenants = typer.Typer(help="Tenants in the database.", no_args_is_help=True)
 
 OF_TENANT = "the tenant's"  # what a key has of its own only where an option says so
 DEFAULT = "the default"
-IN_FILE = "stands in the configuration file: change that, and start the gateway again"
+IN_FILE = "stands in the configuration file: change that, and reload"
 KEY_COLUMNS = (
     "id",
     "tenant",
