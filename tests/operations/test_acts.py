@@ -39,9 +39,12 @@ class Held:
 
         before = {exchange.request.exchange_id for exchange in self.gateway.gateway.live}
         self._nursery.start_soon(run)
-        ids = lambda: {each.request.exchange_id for each in self.gateway.gateway.live} - before  # noqa: E731
-        await self.gateway.until(lambda: bool(ids()))
-        (name,) = ids()
+
+        def new() -> set[str]:
+            return {each.request.exchange_id for each in self.gateway.gateway.live} - before
+
+        await self.gateway.until(lambda: bool(new()))
+        (name,) = new()
         state = "waiting" if waits else "running"
         found = self.gateway.gateway.live
         await self.gateway.until(
@@ -49,13 +52,14 @@ class Held:
         )
         return name
 
-    def statuses(self) -> list[int | None]:
+    def statuses(self) -> list[int]:
         return sorted(answer.status or 0 for answer in self.answers)
 
 
 @asynccontextmanager
 async def held(**sections: Any) -> AsyncIterator[Held]:
     go = trio.Event()
+    sections.setdefault("tenants", [tenant("a", "key-a"), tenant("b", "key-b")])
     async with (
         open_engine(lambda request: (WaitFor(go), *good_answer(request))) as one,
         open_engine(lambda request: (WaitFor(go), *good_answer(request))) as two,
@@ -63,7 +67,7 @@ async def held(**sections: Any) -> AsyncIterator[Held]:
             one,
             two,
             worker={"slots": 1},
-            **{"tenants": [tenant("a", "key-a"), tenant("b", "key-b")], **sections},
+            **sections,
         ) as gateway,
         trio.open_nursery() as nursery,
     ):

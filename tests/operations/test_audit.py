@@ -141,7 +141,7 @@ async def test_what_a_database_never_takes_is_told_and_does_not_stop_the_rest() 
 
 def test_entries_are_kept_in_a_table_once_and_read_newest_first(url: str) -> None:
     table, again = open_audit_table(url), open_audit_table(url)
-    trail = Trail("boot", Lines(), table.read and (lambda: table), wall=lambda: WALL)
+    trail = Trail("boot", Lines(), lambda: table, wall=lambda: WALL)
     for number in range(3):
         trail.note(ME, "limits.set", None, "done", {"a": number}, {"a": [None, "ä"]})
     entries = list(trail._unwritten)
