@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..errors import Refused
 from ._access import Access
 from ._feed import Feed
 from ._guard import Bug, Guard, Handler, actor_if_known, actor_of, answering, as_json, intake_of, told
@@ -170,15 +171,17 @@ def _query(request: Request, known: Mapping[str, Schema]) -> dict[str, Any]:
 def _actor(port: AdminPort, act: Act) -> Handler:
     async def handle(request: Request) -> Response:
         actor, target = actor_of(request), request.path_params.get("id")
+        refused: Refused | None = None
         try:
             if actor.role != "operator":
                 raise refusal("role_not_allowed", f"the token {actor.id} may read, but not act")
             _query(request, {})
             arguments = await _body(request, act)
-        except Exception as refused:
-            code = getattr(getattr(refused, "problem", None), "code", "internal_error")
-            await port.refused(actor, act.action, target, code)
-            raise
+        except Refused as why:
+            refused = why
+        if refused is not None:
+            await port.refused(actor, act.action, target, refused.problem.code)
+            raise refused
         result = await port.act(actor, act.action, target, arguments)
         return as_json({"done": result.done, "before": result.before, "after": result.after})
 

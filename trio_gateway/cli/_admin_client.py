@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import httpx  # the constraints pin it; httpx2 has the same API
+import httpx  # noqa: ASYNC127 - the constraints pin it; httpx2 has the same API
 
 from ..admin import PREFIX
 
