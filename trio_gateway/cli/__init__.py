@@ -1,4 +1,4 @@
-"""The commands: serve, worker, check-config, keys, tenants, admin, usage, demo, simulate."""
+"""The commands: serve, worker, check-config, keys, tenants, admin, top, usage, demo, simulate."""
 
 from ._app import SUPERSEDED, app, main
 from ._common import CANNOT_START, DEFAULT_FILE, USAGE_ERROR

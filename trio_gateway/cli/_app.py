@@ -41,6 +41,7 @@ from ._common import (
 )
 from ._replay import replay_file
 from ._tenants import keys, tenants
+from ._top import top
 
 app = typer.Typer(
     name="trio-gateway",
@@ -165,6 +166,7 @@ def check_config(file: ConfigFile = None, config: ConfigOption = None, overrides
 app.add_typer(keys, name="keys")
 app.add_typer(tenants, name="tenants")
 app.add_typer(admin, name="admin")
+app.command()(top)
 
 
 @app.command()
