@@ -73,6 +73,11 @@ def test_every_event_is_described_with_its_level_and_fields() -> None:
     assert described == written()
 
 
+def test_no_event_is_described_twice() -> None:
+    described = [row["Event"] for row in table(PAGE, "Log lines")]
+    assert len(described) == len(set(described))
+
+
 def test_the_line_of_an_exchange_has_the_fields_of_its_record() -> None:
     (row,) = [row for row in table(PAGE, "Log lines") if row["Event"] == "`exchange`"]
     assert row["Fields"] == "every field of a [record](records.md#fields)"

@@ -23,7 +23,7 @@ _INTRODUCTION = """\
 <!-- Made by `python -m trio_gateway.config > docs/reference/settings.md`; a test compares the two. -->
 
 One TOML file, read when the gateway starts, and again whenever it is told to: see
-[Steer a running gateway](../how-to/operate.md).
+[Read the file again](../how-to/steer.md#read-the-file-again).
 How to write it, and how to find out what is wrong with it, is told in
 [Configure the gateway](../how-to/configure.md).
 
