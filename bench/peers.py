@@ -102,6 +102,12 @@ def is_idle(statistics: Json) -> bool:
     return not (statistics["waiting"] or statistics["running"] or leases["held"] or leases["draining"])
 
 
+def counts_of(statistics: Json, name: str) -> dict[tuple[str, ...], int]:
+    """Answer one family of ``counts``, by its labels."""
+    family = statistics["counts"][name]
+    return {tuple(labels): value for labels, value in zip(family["labels"], family["values"], strict=True)}
+
+
 @contextmanager
 def engine(limit_s: int = 1800) -> Iterator[Engine]:
     """Run the paced engine on a free port."""

@@ -77,7 +77,7 @@ class Seen:
             codes = Counter(each.code for each in self.told if each.kind == kind and each.code)
             words = ", ".join(f"{code} {count}" for code, count in codes.items())
             report.rows.append((kind, str(self.count(kind)), words or "-"))
-        retries = {key[0]: count for key, count in self.statistics["counts"]["retries"]}
+        retries = {key[0]: count for key, count in peers.counts_of(self.statistics, "retries").items()}
         report.notes += [
             f"retries: {retries or 'none'}",
             f"{self.watch.readings} readings of the account",

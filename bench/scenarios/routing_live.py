@@ -38,6 +38,7 @@ import trio
 from trio_gateway.fleet.cores import Candidate
 from trio_gateway.testing import MessageError, RawClient, chat_request
 
+from .. import peers
 from ..command import Options, main, progress
 from ..fleet import MODEL, Fleet, fleets
 from ..report import Check, Report
@@ -272,7 +273,7 @@ class Stage:
         accounts = await trio.to_thread.run_sync(self._read)
         retries: Counter[str] = Counter()
         for each in told:
-            retries.update({key[0]: count for key, count in each["counts"]["retries"]})
+            retries.update({key[0]: count for key, count in peers.counts_of(each, "retries").items()})
         cached, prompt = (sum(each[name] for each in accounts) for name in ("cached_tokens", "prompt_tokens"))
         whole = self._ends.pop("whole", 0)
         return Live(

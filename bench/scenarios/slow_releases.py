@@ -122,8 +122,8 @@ def _engine_checks(name: str, told: dict[str, Any]) -> list[Check]:
 
 
 def _told(leavers: Leavers, statistics: dict[str, Any]) -> dict[str, Counter[str]]:
-    cancelled = Counter({" ".join(key): count for key, count in statistics["counts"]["cancellations"]})
-    retries = Counter({key[0]: count for key, count in statistics["counts"]["retries"]})
+    cancelled = Counter({" ".join(key): n for key, n in peers.counts_of(statistics, "cancellations").items()})
+    retries = Counter({key[0]: count for key, count in peers.counts_of(statistics, "retries").items()})
     idle = Counter(statistics["idle_after_cancel"])
     return {"clients": leavers.results, "cancelled": cancelled, "retries": retries, "idle after": idle}
 
