@@ -245,6 +245,7 @@ class Gateway:
                 if self.follower is not None:
                     await nursery.start(self.follower.run)
                 nursery.start_soon(self._operations.trail.run)
+                nursery.start_soon(self._operations.auditor.run)
                 nursery.start_soon(self._hear_reloads)
                 metrics = Metrics(render_metrics, METRICS_TYPE)
                 access, pages = self.house.access, DASHBOARD_PAGES
@@ -594,6 +595,7 @@ class Gateway:
             parts=parts,
             idle_times=self.idle_times,
             loop_watch=self.loop_watch,
+            watch=self.watch,
             exporter=self.exporter,
             tls=self.tls,
         )

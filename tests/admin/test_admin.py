@@ -91,7 +91,7 @@ async def test_statistics_tell_what_happens_right_now(nursery: trio.Nursery) -> 
         }
         assert (now["queue"]["depth"], now["queue"]["tenants"]) == (1, {"acme": 1})
         assert now["queue"]["bytes"] > 500
-        assert now["conservation"] == {"ok": True, "errors": []}
+        assert now["conservation"] == {"ok": True, "errors": [], "leaks": 0}
         (worker,) = now["workers"]
         assert (worker["id"], worker["slots"], worker["held"], worker["attempts"]) == ("w1", 1, 1, 1)
         go.set()

@@ -51,7 +51,7 @@ STATISTICS: dict[str, Any] = {
         "tiers": {"interactive": 0, "standard": 3, "batch": 2},
         "tenants": {"acme": 4, "other": 1},
     },
-    "conservation": {"ok": True, "errors": []},
+    "conservation": {"ok": True, "errors": [], "leaks": 2},
     "workers": [
         {
             "id": "gpu-0",
@@ -162,6 +162,7 @@ def value_of(name: str, statistics: dict[str, Any] = STATISTICS, /, **labels: st
         ("delivery_lag_seconds_sum", {}, 4.5),
         ("delivery_lag_seconds_count", {}, 9),
         ("conservation_error", {}, 0),
+        ("leaks", {}, 2),
         ("build_info", {"version": "1.2.3"}, 1),
     ],
 )
@@ -171,7 +172,7 @@ def test_every_figure_has_its_name_and_labels(name: str, labels: dict[str, str],
 
 def test_there_is_a_sample_for_each_figure_and_no_other() -> None:
     rows = sum(len(counts["values"]) for counts in STATISTICS["counts"].values())
-    workers, tenants, single = len(STATISTICS["workers"]), len(STATISTICS["queue"]["tenants"]), 11
+    workers, tenants, single = len(STATISTICS["workers"]), len(STATISTICS["queue"]["tenants"]), 12
     ages, breakers, tiers, buffered, loop, records, exported = 1, 3, 3, 2, SERIES + 2, 5, 2
     times = SERIES * sum(map(len, STATISTICS["times"].values()))
     others = ages + breakers + tiers + tenants + buffered + loop + records + exported + times + single

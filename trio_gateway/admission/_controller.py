@@ -169,11 +169,17 @@ class Lease:
         self._engine_asked = False
         self._state = "held"
         self.attempt_id = ""  # of the attempt that is made with it
+        self.draining_since: float | None = None
 
     @property
     def worker(self) -> Worker:
         """See LeasePort."""
         return self._worker
+
+    @property
+    def exchange_id(self) -> str:
+        """The exchange for which it is held."""
+        return self._request.exchange_id
 
     @property
     def engine_asked(self) -> bool:
@@ -209,6 +215,7 @@ class Lease:
         """Keep the slots counted until the worker's grace is over; the tenant is free at once."""
         if self._state == "held":
             self._state = "draining"
+            self.draining_since = trio.current_time()
             self._admission._draining(self, self._request, self._worker, self._slots)
 
 
@@ -343,6 +350,7 @@ class Admission:
         self._estimates = Estimates()
         self._frozen: set[str] = set()
         self._holding: dict[tuple[str, int], int] = {}  # slots by pool and tier
+        self._out: set[Lease] = set()  # leases that were not given back
         self._granted = self._held = self._draining_count = self._returned_count = self._doubles = 0
         self._closed: Problem | None = None
         self._nap: trio.CancelScope | None = None
@@ -604,6 +612,15 @@ class Admission:
             found[waiter.pool] = arrived if known is None else min(known, arrived)
         return found
 
+    def leases(self) -> list[Lease]:
+        """All leases that were not given back: those of attempts, and those that drain."""
+        return list(self._out)
+
+    def waiting(self) -> list[InternalRequest]:
+        """All requests that have a position, in no order that means anything."""
+        lines = self._queue.all_lines()
+        return [ticket.request for line in lines for ticket in line]
+
     def close(self, problem: Problem) -> None:
         """Refuse everything that waits or comes from now on."""
         self._closed = problem
@@ -682,6 +699,7 @@ class Admission:
         held = ticket.pool, ticket.tier
         self._holding[held] = self._holding.get(held, 0) + slots
         lease = Lease(self, ticket.request, worker, slots, held)
+        self._out.add(lease)
         self._rate(ticket.pool).granted(lease.since)
         ticket.grant(lease)
         return True
@@ -809,6 +827,7 @@ class Admission:
         if before == "returned":
             self._doubles += 1
             return
+        self._out.discard(lease)
         now = trio.current_time()
         if before == "held":
             self._held -= 1

@@ -76,6 +76,14 @@ class KeptAnswers(Generic[AnswerT]):
             return None
         return entry.answer
 
+    def overdue(self, now: float) -> list[tuple[str, float, int]]:
+        """Name those that should have been forgotten: id, for how many seconds, and bytes."""
+        return [
+            (request_id, now - entry.ended - self.window, entry.answer.kept)
+            for request_id, entry in self._entries.items()
+            if entry.ended is not None and now - entry.ended > self.window
+        ]
+
     def sweep(self) -> None:
         """Forget those that ended long ago, and more if memory is short; to be called about once a second.
 

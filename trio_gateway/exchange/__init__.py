@@ -3,7 +3,7 @@
 from ._attempt import AttemptLimits, AttemptParts
 from ._delivery import DeliveryLimits
 from ._endings import OPERATOR, OWNER, SHUT_DOWN
-from ._exchange import Exchange, ExchangeLimits, Parts, admit
+from ._exchange import Exchange, ExchangeLimits, Parts, admit, exchange_of
 from ._flight import Flight, Step
 from ._flight_file import FLIGHT_VERSION, flight_file
 from ._live import LiveExchanges, Standing
@@ -26,5 +26,6 @@ __all__ = [
     "Standing",
     "Step",
     "admit",
+    "exchange_of",
     "flight_file",
 ]

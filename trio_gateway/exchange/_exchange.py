@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -50,6 +51,14 @@ from ._endings import (
 )
 from ._flight import Flight, Terms
 from ._retry import Failure, RetryBudget, Way
+
+# Tasks that an exchange starts inherit it: so those that outlive it can be found.
+_CURRENT: Final[ContextVar[str | None]] = ContextVar("exchange", default=None)
+
+
+def exchange_of(task: trio.lowlevel.Task) -> str | None:
+    """Name the exchange in which a task was started, or which it runs; None: it is of none."""
+    return task.context.get(_CURRENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +314,7 @@ class Exchange:
         `trio.Cancelled`, and then it is settled too.
         """
         self.task = trio.lowlevel.current_task()
+        token = _CURRENT.set(self.request.exchange_id)
         try:
             with self._reporting_bugs():
                 await self._live()
@@ -313,6 +323,7 @@ class Exchange:
                 await self._say_farewell(ending)
             return ending
         finally:
+            _CURRENT.reset(token)
             self._settle(self._scope.ending or SHUT_DOWN)
             self._fall_apart()
 

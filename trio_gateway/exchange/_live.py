@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
@@ -11,6 +12,7 @@ from typing import Final, NamedTuple
 import trio
 
 from ..contract import Ending, Outcome, Worker
+from ..flow import ByteChannel
 from ._exchange import Exchange
 from ._flight import Flight
 
@@ -48,6 +50,7 @@ class LiveExchanges:
         self._flights_of_others: OrderedDict[str, Flight] = OrderedDict()
         self._exchanges: dict[str, Exchange] = {}
         self._ended: OrderedDict[str, tuple[float, Standing]] = OrderedDict()
+        self._channels: dict[str, weakref.ref[ByteChannel]] = {}  # of the ended, if anybody still has them
         self._flights: OrderedDict[str, Flight] = OrderedDict()
         self._empty = trio.lowlevel.ParkingLot()
 
@@ -111,6 +114,15 @@ class LiveExchanges:
         found = self._ended.get(exchange_id)
         return None if found is None else now - found[0]
 
+    def debts(self, now: float) -> list[tuple[str, float, int]]:
+        """Name ended exchanges whose channel holds bytes: id, seconds since the end, and bytes."""
+        found = []
+        for exchange_id, channel_of in self._channels.items():
+            channel, ended = channel_of(), self.ended_for(exchange_id, now)
+            if channel is not None and channel.used and ended is not None:
+                found.append((exchange_id, ended, channel.used))
+        return found
+
     def end(self, exchange_id: str, ending: Ending) -> None:
         """End one exchange, if it runs."""
         exchange = self._exchanges.get(exchange_id)
@@ -123,13 +135,15 @@ class LiveExchanges:
         while self._ended and (
             next(iter(self._ended.values()))[0] < oldest or len(self._ended) > MOST_REMEMBERED
         ):
-            self._ended.popitem(last=False)
+            self._channels.pop(self._ended.popitem(last=False)[0], None)
 
     def _remember(self, exchange: Exchange) -> None:
         if exchange.accepted:
             outcome = exchange.ending.outcome.value if exchange.ending is not None else None
             standing = Standing(exchange.request.tenant, "ended", outcome=outcome)
+            self.forget_old()
             self._ended[exchange.request.exchange_id] = (trio.current_time(), standing)
+            self._channels[exchange.request.exchange_id] = weakref.ref(exchange.channel)
             flights = self._flights if outcome == Outcome.COMPLETED.value else self._flights_of_others
             flights[exchange.request.exchange_id] = exchange.flight
             if len(flights) > self._most_flights:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..admin import Access
 from ..admission import Admission
-from ..edge import Generator, HttpServer, Sockets, UnplacedBytes
+from ..edge import Generator, HangupWatch, HttpServer, Sockets, UnplacedBytes
 from ..exchange import LiveExchanges, Parts
 from ..fleet import DrainKeeper, Fleet, FleetWatch, Registrations
 from ..flow import BufferPool
@@ -28,6 +28,7 @@ class House:
         parts: of which new exchanges are made; another one after each change of limits.
         idle_times: how long engines took to let go of what was abandoned.
         follower: of tenants in the database, if there is one.
+        leaks: what the last look of the self-audit found held for nobody.
         stopping: why the gateway takes no more work; None: it does.
     """
 
@@ -56,8 +57,10 @@ class House:
     parts: Parts
     idle_times: Counter[str]
     loop_watch: LoopWatch
+    watch: HangupWatch
     exporter: Exporter | None = None
     tls: ssl.SSLContext | None = None
+    leaks: int = 0
     stopping: str | None = None
 
     @property

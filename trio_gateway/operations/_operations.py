@@ -21,7 +21,9 @@ from ._configuration import Configuration
 from ._house import House
 from ._keys import rotate
 from ._pulse import Pulse
+from ._self_audit import SelfAudit
 from ._statistics import statistics
+from ._tasks import TaskTree
 
 MOST_ENDINGS: Final = 100  # that the feed tells at a time
 LONGEST_OVERLAP: Final = 366 * 86_400.0  # seconds for which a replaced key may still be good
@@ -52,6 +54,8 @@ class Operations:
         self.configured: Final = Configuration(house, settings, source, changed)
         self.trail: Final = trail
         self._pulse = Pulse(house)
+        self._tree = TaskTree()
+        self.auditor: Final = SelfAudit(house)
         self._acts: dict[Action, Act] = {
             "requests.cancel": self._cancel_request,
             "tenants.cancel": self._cancel_tenant,
@@ -100,12 +104,11 @@ class Operations:
 
     def tasks(self) -> list[Row]:
         """See AdminPort."""
-        return []
+        return self._tree.rows()
 
     def self_audit(self) -> Row:
         """See AdminPort."""
-        wrong = self._house.equations()
-        return {"ok": not wrong, "equations": wrong, "leaks": []}
+        return self.auditor.look()
 
     def endings(self, limit: int) -> list[Row]:
         """See AdminPort."""

@@ -61,7 +61,7 @@ def statistics(house: House) -> dict[str, Any]:
             "seconds": round(books.lags.total, 6),
             "buckets": dict(books.lags.buckets()),
         },
-        "conservation": {"ok": not errors, "errors": errors},
+        "conservation": {"ok": not errors, "errors": errors, "leaks": house.leaks},
         "workers": [worker_figures(book, now) for book in house.fleet.books.values()],
         "idle_after_cancel": dict(house.idle_times),
         "times": books.times.figures(),

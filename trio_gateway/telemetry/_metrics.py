@@ -59,6 +59,8 @@ def _page(now: dict[str, Any]) -> Iterator[str]:
         yield from _family("counter", "exported_exchanges_total", text, ("state",), rows)
     broken = "Equations that do not hold; 0, or a bug."
     yield from _single("conservation_error", broken, len(now["conservation"]["errors"]))
+    leaks = "What is held for exchanges that are over, at the last look; 0, or a bug."
+    yield from _single("leaks", leaks, now["conservation"]["leaks"])
     yield from _gauge("build_info", "The running version.", ("version",), [((now["version"],), 1)])
 
 

@@ -47,6 +47,16 @@ class ConnectionPool:
         connection.idle_since = self._now()
         self._free.setdefault(worker.id, []).append(connection)
 
+    def overdue(self) -> list[tuple[str, float]]:
+        """Name idle connections that should have been closed: worker, and for how many seconds."""
+        oldest = self._now() - self._expiry
+        return [
+            (worker, oldest - connection.idle_since)
+            for worker, free in self._free.items()
+            for connection in free
+            if connection.idle_since < oldest
+        ]
+
     def sweep(self) -> None:
         """Close what has been idle too long; called about once a second."""
         oldest = self._now() - self._expiry
