@@ -80,7 +80,9 @@ async def _read_all(client: TokenSocket) -> None:
 
 def test_every_close_code_is_described() -> None:
     written = set(FROM_LIBRARY)
-    for tree in modules("edge/_tokens.py", "edge/_sockets.py", "wire/_websocket.py").values():
+    for tree in modules(
+        "edge/_tokens.py", "edge/_sockets.py", "edge/_websocket.py", "wire/_websocket.py"
+    ).values():
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and type(node.value) is int and 4400 <= node.value < 4500:
                 written.add(node.value)
@@ -89,7 +91,10 @@ def test_every_close_code_is_described() -> None:
                 written |= (
                     {code.value} if isinstance(code, ast.Constant) and isinstance(code.value, int) else set()
                 )
-            if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "GOING_AWAY":
+            if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") in (
+                "GOING_AWAY",
+                "OVERLOADED",
+            ):
                 assert isinstance(node.value, ast.Constant)
                 assert isinstance(node.value.value, int)
                 written.add(node.value.value)

@@ -450,6 +450,17 @@ async def test_a_client_that_shows_no_key_in_time_is_sent_away() -> None:
         assert (await other.read_last())["type"] == "done"
 
 
+async def test_a_stranger_s_message_is_short_and_an_owner_s_as_long_as_any() -> None:
+    async with sockets() as (gateway, _):
+        async with opened(gateway, handshake(key="")) as client:
+            await client.send("auth", key="x" * 16 * KIB)
+            assert (await client.read_closed()).code == 1009
+        async with opened(gateway, handshake(key="")) as client:
+            await client.send("auth", key="key-a", padding="x" * 15 * KIB)
+            await client.generate(padding="x" * 100 * KIB)
+            assert (await client.read_last())["type"] == "done"
+
+
 async def test_a_key_that_is_revoked_ends_its_sockets_and_their_streams() -> None:
     async with sockets(ENDLESS) as (gateway, _), opened(gateway) as client:
         await client.generate()

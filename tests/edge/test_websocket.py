@@ -12,7 +12,8 @@ import trio
 
 from tests.e2e.sockets import CLOSE, PING, PONG, TEXT, Closed, Frame, TokenSocket, close_payload, frame
 from trio_gateway.edge import Connection, Hangup, HangupWatch, SocketLimits
-from trio_gateway.edge._websocket import SAID_AT_MOST, Pulse, WebSocket
+from trio_gateway.edge._http_server import UnplacedBytes
+from trio_gateway.edge._websocket import OVERLOADED, SAID_AT_MOST, UNCOUNTED, Pulse, WebSocket
 from trio_gateway.testing import until
 from trio_gateway.wire import text_frame
 
@@ -48,7 +49,9 @@ class Source:
 
 @asynccontextmanager
 async def joined(
-    limits: SocketLimits = CALM, hear: Callable[[str], None] = lambda text: None
+    limits: SocketLimits = CALM,
+    hear: Callable[[str], None] = lambda text: None,
+    room: UnplacedBytes | None = None,
 ) -> AsyncIterator[tuple[WebSocket, TokenSocket, trio.Event]]:
     """A running WebSocket, a client on the other end of its connection, and the event that it is over."""
     async with trio.open_nursery() as nursery:
@@ -66,7 +69,7 @@ async def joined(
         client = TokenSocket(raw, raw)
         with Hangup(watch, ours.socket.fileno()) as hangup:
             connection = Connection(ours, hangup, 1000)
-            web = WebSocket(connection, limits, hear)
+            web = WebSocket(connection, limits, hear, UnplacedBytes(1 << 20) if room is None else room)
 
             async def run() -> None:
                 await web.run()
@@ -306,3 +309,40 @@ def test_only_who_reads_makes_room_in_a_full_buffer() -> None:
     assert pulse.give_up == 38.0
     pulse.look(29.0, 2000, blocked=False, heard=3.0)
     assert pulse.give_up == 38.0  # what flows freely may lie there unread
+
+
+# Messages that are not whole --------------------------------------------------------------------------------
+
+
+async def test_what_has_come_of_a_large_message_counts_until_it_is_whole() -> None:
+    heard: list[str] = []
+    room = UnplacedBytes(1 << 20)
+    async with joined(hear=heard.append, room=room) as (_, client, __):
+        with trio.fail_after(LIMIT):
+            await client.send_frame(TEXT, b"x" * (UNCOUNTED + 5000), fin=False)
+            await until(lambda: room.used == 5000)
+            await client.send_frame(0, b"y" * 7000, fin=False)
+            await until(lambda: room.used == 12_000)
+            await client.send_frame(0, b"z")
+            await until(lambda: room.used == 0)
+            assert heard == ["x" * (UNCOUNTED + 5000) + "y" * 7000 + "z"]
+            await client.send_frame(TEXT, b"x" * (UNCOUNTED + 300), fin=False)
+            await until(lambda: room.used == 300)
+    assert room.used == 0  # it never became whole
+
+
+async def test_a_large_message_that_finds_no_room_ends_its_socket_and_says_so() -> None:
+    heard: list[str] = []
+    room = UnplacedBytes(10_000)
+    room.take(4000)
+    async with joined(hear=heard.append, room=room) as (_, client, over):
+        with trio.fail_after(LIMIT):
+            await client.send_frame(TEXT, b"x" * UNCOUNTED)  # the like need no room
+            await until(lambda: len(heard) == 1)
+            await client.send_frame(TEXT, b"x" * (UNCOUNTED + 6000), fin=False)
+            await until(lambda: room.used == 10_000)
+            await client.send_frame(0, b"x", fin=False)
+            assert (await client.read_closed()).code == OVERLOADED
+            client.reset()
+            await over.wait()
+    assert room.used == 4000

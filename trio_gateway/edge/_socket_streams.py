@@ -44,7 +44,7 @@ class SocketStreams:
 
     Args:
         spawn: runs a task in the gateway's own nursery.
-        room: for bodies of requests that no worker has yet.
+        room: for bodies of requests that no worker has yet, and large messages that are not whole.
         refusing: the problem that new work is refused with; None: it is welcome.
     """
 
@@ -62,7 +62,7 @@ class SocketStreams:
         self._parts = parts
         self._live = live
         self._books: Final = books
-        self._room = room
+        self.room: Final = room
         self._refusing = refusing
         self._spawn = spawn
 
@@ -94,7 +94,7 @@ class SocketStreams:
         try:
             if (problem := problem or self._refusing()) is not None:
                 raise Refused(problem)
-            self._room.take(len(body))
+            self.room.take(len(body))
             run.held = len(body)
         except Refused as refused:
             if turn is None:
@@ -124,7 +124,7 @@ class SocketStreams:
     def give_room(self, run: StreamRun) -> None:
         """Its body does not count as unplaced any more. Idempotent."""
         held, run.held = run.held, 0
-        self._room.give(held)
+        self.room.give(held)
 
     async def _run(self, run: StreamRun, asked: Asked, operation: Operation, caller: Caller) -> None:
         try:

@@ -33,6 +33,7 @@ from ._tokens import REVOKED, KeptStreams, TokenSession, TokenSettings
 from ._websocket import CLOSE_WAIT, SocketLimits, WebSocket
 
 NO_AUTH: Final = 4408
+FIRST_MESSAGE: Final = 16 * 1024  # bytes at most of a message that brings a key: its sender is a stranger
 GOING_AWAY: Final = 1001
 _WILDCARD: Final = "*"
 _OUR_VERSION: Final = (("sec-websocket-version", "13"),)
@@ -191,7 +192,9 @@ class Sockets:
         accepted()
         await write_within(connection, answer_head(101, lines))
         connection.silent_limit(self._settings.answer_limit)
-        socket = WebSocket(connection, self._settings.limits, session.hear)
+        socket = WebSocket(connection, self._settings.limits, session.hear, self._streams.room)
+        if session.caller is None:
+            socket.hear_at_most(FIRST_MESSAGE)
         session.serve(socket)
         self._open[socket] = session
         try:

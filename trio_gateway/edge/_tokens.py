@@ -166,6 +166,8 @@ class TokenSession:
             self.caller = self._authenticate(message.key.encode())
         except Refused as refused:
             socket.close(BAD_KEY, refused.problem.message)
+        else:
+            socket.hear_at_most(None)
 
     def _generate(self, socket: WebSocket, caller: Caller, message: GenerateStream) -> None:
         self._forget_old()

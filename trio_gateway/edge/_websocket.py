@@ -17,9 +17,10 @@ from typing import Final, Protocol
 
 import trio
 
-from ..errors import ClientGone
+from ..errors import ClientGone, Refused
 from ..wire import Close, Heard, SocketReader, close_frame, ping_frame, text_frame
 from ._connection import Connection
+from ._http_server import UnplacedBytes
 
 BATCH: Final = 16 * 1024  # bytes of frames joined into one write
 READ_STEP: Final = 2 * 1024  # bytes read between two turns of others: as frames of nothing they take 3 ms
@@ -29,6 +30,8 @@ LINGER: Final = 1.0  # seconds that an oversized message is read on, so that its
 LINGER_BYTES: Final = 16 * 1024 * 1024
 _LOOK_EVERY: Final = 1.0  # seconds at most between two looks at a socket that takes nothing, or owes a pong
 _LOOKS: Final = 4  # within the time that a pong may take
+UNCOUNTED: Final = 64 * 1024  # bytes of a message that is not whole, which every socket may hold
+OVERLOADED: Final = 1013
 STALL_MARGIN: Final = 1.25  # seconds: the clocks of its streams, which look once a second, come first
 
 
@@ -67,16 +70,25 @@ class WebSocket:
 
     Args:
         hear: takes each message of the client, and must not wait.
+        room: counts what has come of large messages that are not whole yet.
 
     Attributes:
         over: set once nothing can be sent any more.
         heard: the message or control frame that came last, Trio clock seconds.
     """
 
-    def __init__(self, connection: Connection, limits: SocketLimits, hear: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        limits: SocketLimits,
+        hear: Callable[[str], None],
+        room: UnplacedBytes,
+    ) -> None:
         self._connection = connection
         self._limits = limits
         self._hear = hear
+        self._room = room
+        self._held = 0
         self._reader = SocketReader(limits.max_message)
         self._said: deque[bytes] = deque()
         self._said_bytes = 0
@@ -96,6 +108,13 @@ class WebSocket:
         self._taken_at = math.inf  # while bytes wait: when some were taken last
         self.heard = trio.current_time()
         self.over = trio.Event()
+
+    # -- reading
+
+    def hear_at_most(self, size: int | None) -> None:
+        """Take no message of more bytes from now on; None: as the limits say."""
+        most = self._limits.max_message
+        self._reader.max_message = most if size is None else min(size, most)
 
     # -- sending
 
@@ -240,6 +259,8 @@ class WebSocket:
                 closed = await self._read()
                 nursery.cancel_scope.cancel()
         finally:
+            self._room.give(self._held)
+            self._held = 0
             self._lose()
             self._connection.close(reset=self._full)
         return closed
@@ -285,12 +306,29 @@ class WebSocket:
         for at in range(0, len(data), READ_STEP):
             if at:
                 await trio.lowlevel.checkpoint()
-            for event in self._reader.feed(data[at : at + READ_STEP]):
+            events = self._reader.feed(data[at : at + READ_STEP])
+            full = self._count_held()
+            for event in events:
                 if isinstance(event, Close):
                     return event
                 self._take(event)
+            if full is not None:
+                return full
             while self._said_bytes > SAID_AT_MOST:
                 await self._emptied.park()
+        return None
+
+    def _count_held(self) -> Close | None:
+        """Count what has come of a message that is not whole; answers why the socket must end, if so."""
+        held = max(self._reader.held - UNCOUNTED, 0)
+        if held > self._held:
+            try:
+                self._room.take(held - self._held)
+            except Refused as refused:
+                return Close(OVERLOADED, refused.problem.message, fault=True)
+        elif held < self._held:
+            self._room.give(self._held - held)
+        self._held = held
         return None
 
     def _take(self, event: str | Heard) -> None:

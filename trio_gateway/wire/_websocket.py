@@ -93,14 +93,22 @@ class SocketReader:
 
     Args:
         max_message: bytes of one message, its fragments together.
+
+    Attributes:
+        max_message: may be changed at any time.
     """
 
     def __init__(self, max_message: int) -> None:
-        self._max = max_message
+        self.max_message = max_message
         self._frames = Connection(ConnectionType.SERVER)
         self._message = io.StringIO()
         self._size = 0
         self._over = False
+
+    @property
+    def held(self) -> int:
+        """Bytes of a message that is not whole yet."""
+        return self._size
 
     def feed(self, data: bytes) -> list[SocketEvent]:
         """Take in bytes; answers what they complete. After a `Close` nothing is read any more."""
@@ -133,8 +141,8 @@ class SocketReader:
 
     def _gather(self, part: TextMessage) -> str | Close | None:
         self._size += len(part.data) if part.data.isascii() else len(part.data.encode())
-        if self._size > self._max:
-            return Close(1009, f"a message is over {self._max} bytes", fault=True)
+        if self._size > self.max_message:
+            return Close(1009, f"a message is over {self.max_message} bytes", fault=True)
         if part.message_finished and not self._message.tell():
             self._size = 0
             return part.data
