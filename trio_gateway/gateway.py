@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -237,39 +237,14 @@ class Gateway:
             if self.exporter is not None:
                 self.exporter.open()
             listeners += await open_listeners(tuple(map(str, self.settings.server.bind)))
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                watches = (self.watch.run, self.fleet_watch.run, self.named_workers.run, self.loop_watch.run)
-                for task in (*watches, self.drain.run, self.admission.run, self._sweep):
-                    nursery.start_soon(task)
-                if self.follower is not None:
-                    await nursery.start(self.follower.run)
-                nursery.start_soon(self._operations.trail.run)
-                nursery.start_soon(self._operations.auditor.run)
-                nursery.start_soon(self._hear_reloads)
-                metrics = Metrics(render_metrics, METRICS_TYPE)
-                access, pages = self.house.access, DASHBOARD_PAGES
-                app = make_admin_app(self._operations, access, metrics, self.report_bug, pages)
-                binds = tuple(map(str, self.settings.admin.bind))
-                self.admin_addresses = await nursery.start(serve_admin, app, binds, self.report_bug)
-                await self._open_to_workers(nursery)
-                accept = AcceptLoop(self._permits(), self.server.serve, self._complain)
-                for listener in listeners:
-                    nursery.start_soon(accept.run, listener, nursery)
-                    self.addresses.append(_address_of(listener, "http" if self.tls is None else "https"))
-                self._log.write(
-                    "info",
-                    "listening",
-                    public=self.addresses,
-                    admin=self.admin_addresses,
-                    internal=self.internal_addresses,
-                )
-                self._look_at_certificate()
-                sys.setswitchinterval(SWITCH_INTERVAL)
-                gc.collect()
-                gc.freeze()  # what start-up made stays; collecting need not look at it again
-                task_status.started()
-                await self._stopped(nursery)
+            with (
+                trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as ends,
+                trio.open_signal_receiver(signal.SIGHUP) as reloads,
+            ):
+                async with trio.open_nursery() as nursery:
+                    await self._start(nursery, listeners, reloads)
+                    task_status.started()
+                    await self._stopped(nursery, ends)
         finally:
             for listener in listeners:
                 listener.socket.close()
@@ -279,6 +254,41 @@ class Gateway:
                 self.ledger.close()
             if self.exporter is not None:
                 self.exporter.close()
+
+    async def _start(
+        self, nursery: trio.Nursery, listeners: list[trio.SocketListener], reloads: AsyncIterator[int]
+    ) -> None:
+        """Start every task of the gateway, and accept connections."""
+        self._nursery = nursery
+        watches = (self.watch.run, self.fleet_watch.run, self.named_workers.run, self.loop_watch.run)
+        for task in (*watches, self.drain.run, self.admission.run, self._sweep):
+            nursery.start_soon(task)
+        if self.follower is not None:
+            await nursery.start(self.follower.run)
+        nursery.start_soon(self._operations.trail.run)
+        nursery.start_soon(self._operations.auditor.run)
+        nursery.start_soon(self._hear_reloads, reloads)
+        metrics = Metrics(render_metrics, METRICS_TYPE)
+        access, pages = self.house.access, DASHBOARD_PAGES
+        app = make_admin_app(self._operations, access, metrics, self.report_bug, pages)
+        binds = tuple(map(str, self.settings.admin.bind))
+        self.admin_addresses = await nursery.start(serve_admin, app, binds, self.report_bug)
+        await self._open_to_workers(nursery)
+        accept = AcceptLoop(self._permits(), self.server.serve, self._complain)
+        for listener in listeners:
+            nursery.start_soon(accept.run, listener, nursery)
+            self.addresses.append(_address_of(listener, "http" if self.tls is None else "https"))
+        self._log.write(
+            "info",
+            "listening",
+            public=self.addresses,
+            admin=self.admin_addresses,
+            internal=self.internal_addresses,
+        )
+        self._look_at_certificate()
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        gc.collect()
+        gc.freeze()  # what start-up made stays; collecting need not look at it again
 
     async def _open_to_workers(self, nursery: trio.Nursery) -> None:
         """Listen for workers that register, if the settings say so."""
@@ -290,43 +300,41 @@ class Gateway:
                 serve_admin, app, binds, self.report_bug, MOST_AGENTS
             )
 
-    async def _stopped(self, nursery: trio.Nursery) -> None:
+    async def _stopped(self, nursery: trio.Nursery, signals: AsyncIterator[int]) -> None:
         """Wait for a signal, then shut down as the settings say; a second signal skips the waiting."""
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            await anext(signals)
-            _exit_for_sure_after(self.settings.shutdown.hard_limit)
-            with trio.move_on_after(self.settings.shutdown.hard_limit - FINAL_SECONDS):
-                async with trio.open_nursery() as both:
-                    hurry = trio.Event()
+        await anext(signals)
+        _exit_for_sure_after(self.settings.shutdown.hard_limit)
+        with trio.move_on_after(self.settings.shutdown.hard_limit - FINAL_SECONDS):
+            async with trio.open_nursery() as both:
+                hurry = trio.Event()
 
-                    async def second_signal() -> None:
-                        await anext(signals)
-                        hurry.set()
+                async def second_signal() -> None:
+                    await anext(signals)
+                    hurry.set()
 
-                    both.start_soon(second_signal)
-                    await self.shut_down(hurry)
-                    both.cancel_scope.cancel()
+                both.start_soon(second_signal)
+                await self.shut_down(hurry)
+                both.cancel_scope.cancel()
         nursery.cancel_scope.cancel()
 
-    async def _hear_reloads(self) -> None:
+    async def _hear_reloads(self, signals: AsyncIterator[int]) -> None:
         """Read the configuration again at each SIGHUP."""
         actor = Actor("SIGHUP", "operator", "signal")
-        with trio.open_signal_receiver(signal.SIGHUP) as signals:
-            async for _ in signals:
-                try:
-                    result = await self._operations.act(actor, "reload", None, {})
-                except Refused as refused:
-                    self._log.write("error", "reload_refused", reason=refused.problem.message)
-                else:
-                    told = result.after
-                    self._log.write(
-                        "info",
-                        "reloaded",
-                        applied=told["applied"],
-                        new_requests=told["new_requests"],
-                        restart=told["restart"],
-                        dropped=told["live_values_dropped"],
-                    )
+        async for _ in signals:
+            try:
+                result = await self._operations.act(actor, "reload", None, {})
+            except Refused as refused:
+                self._log.write("error", "reload_refused", reason=refused.problem.message)
+            else:
+                told = result.after
+                self._log.write(
+                    "info",
+                    "reloaded",
+                    applied=told["applied"],
+                    new_requests=told["new_requests"],
+                    restart=told["restart"],
+                    dropped=told["live_values_dropped"],
+                )
 
     async def shut_down(self, hurry: trio.Event) -> None:
         """Refuse what is new, let what runs finish, end what is left.
