@@ -13,7 +13,7 @@ import trio
 from tests.e2e.sockets import CLOSE, PING, PONG, TEXT, Closed, Frame, TokenSocket, close_payload, frame
 from trio_gateway.edge import Connection, Hangup, HangupWatch, SocketLimits
 from trio_gateway.edge._http_server import UnplacedBytes
-from trio_gateway.edge._websocket import OVERLOADED, SAID_AT_MOST, UNCOUNTED, Pulse, WebSocket
+from trio_gateway.edge._websocket import OVERLOADED, SAID_AT_MOST, TOO_SLOW, UNCOUNTED, Pulse, WebSocket
 from trio_gateway.testing import until
 from trio_gateway.wire import text_frame
 
@@ -346,3 +346,19 @@ async def test_a_large_message_that_finds_no_room_ends_its_socket_and_says_so() 
             client.reset()
             await over.wait()
     assert room.used == 4000
+
+
+async def test_a_large_message_that_does_not_become_whole_in_time_ends_its_socket() -> None:
+    room = UnplacedBytes(1 << 20)
+    limits = SocketLimits(1 << 20, 1000.0, 1000.0, 1000.0, message_timeout=0.2)
+    async with joined(limits, room=room) as (_, client, over):
+        with trio.fail_after(LIMIT):
+            for _ in range(3):  # each is whole in time
+                await client.send_frame(TEXT, b"x" * (UNCOUNTED + 100), fin=False)
+                await until(lambda: room.used == 100)
+                await client.send_frame(0, b"")
+                await until(lambda: room.used == 0)
+            await client.send_frame(TEXT, b"x" * (UNCOUNTED + 100), fin=False)
+            assert (await client.read_closed()).code == TOO_SLOW
+            await over.wait()
+    assert room.used == 0

@@ -22,7 +22,7 @@ from ..wire import Close, Heard, SocketReader, close_frame, ping_frame, text_fra
 from ._connection import Connection
 from ._http_server import UnplacedBytes
 
-BATCH: Final = 16 * 1024  # bytes of frames joined into one write
+BATCH: Final = 8 * 1024  # bytes of frames joined into one write
 READ_STEP: Final = 2 * 1024  # bytes read between two turns of others: as frames of nothing they take 3 ms
 SAID_AT_MOST: Final = 64 * 1024  # bytes of our own messages that may wait; then nothing more is read
 CLOSE_WAIT: Final = 2.0  # seconds for the other side to confirm a close
@@ -32,6 +32,7 @@ _LOOK_EVERY: Final = 1.0  # seconds at most between two looks at a socket that t
 _LOOKS: Final = 4  # within the time that a pong may take
 UNCOUNTED: Final = 64 * 1024  # bytes of a message that is not whole, which every socket may hold
 OVERLOADED: Final = 1013
+TOO_SLOW: Final = 1008
 STALL_MARGIN: Final = 1.25  # seconds: the clocks of its streams, which look once a second, come first
 
 
@@ -44,12 +45,14 @@ class SocketLimits:
         ping_interval, ping_timeout: seconds between two pings, and until one counts as unanswered.
         stall_timeout: seconds without an accepted or acknowledged byte while some wait; then its streams
             end, and a little later the socket.
+        message_timeout: from when a message counts as large until all of it has come.
     """
 
     max_message: int
     ping_interval: float
     ping_timeout: float
     stall_timeout: float
+    message_timeout: float = 30.0
 
 
 class Sender(Protocol):
@@ -89,6 +92,7 @@ class WebSocket:
         self._hear = hear
         self._room = room
         self._held = 0
+        self._whole_by = math.inf  # all of the message that is counted
         self._reader = SocketReader(limits.max_message)
         self._said: deque[bytes] = deque()
         self._said_bytes = 0
@@ -96,7 +100,8 @@ class WebSocket:
         self._senders: set[Sender] = set()
         self._batch: deque[tuple[Sender, int]] = deque()  # frames that were taken, and where they end
         self._rest = b""
-        self._work = trio.lowlevel.ParkingLot()
+        self._nursery: trio.Nursery | None = None
+        self._writing = False  # a task is at what the socket did not take
         self._emptied = trio.lowlevel.ParkingLot()
         self._hurry = trio.lowlevel.ParkingLot()
         self._closing: Close | None = None
@@ -156,7 +161,6 @@ class WebSocket:
             self._close_by = trio.current_time() + CLOSE_WAIT
             self._ready.clear()
             self._put(close_frame(code, reason))
-            self._work.unpark_all()
             self._hurry.unpark_all()
 
     def progress(self) -> int:
@@ -215,11 +219,17 @@ class WebSocket:
         if not self._connection.waiting:
             self._tell_sent()
         if self._blocked:
-            self._work.unpark_all()
+            self._see_to_rest()
             if self._taken_at == math.inf:
                 self._hurry.unpark_all()
         else:
             self._emptied.unpark_all()
+
+    def _see_to_rest(self) -> None:
+        """Let a task write what the socket does not take now; most sockets never need one."""
+        if self._nursery is not None and not self._writing:
+            self._writing = True
+            self._nursery.start_soon(self._write_rest)
 
     def _tell_sent(self) -> None:
         there = self._connection.written
@@ -240,8 +250,9 @@ class WebSocket:
         senders, self._senders = self._senders, set()
         for sender in senders:
             sender.lost()
-        self._work.unpark_all()
         self._emptied.unpark_all()
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
 
     # -- running
 
@@ -253,27 +264,22 @@ class WebSocket:
         closed: Close | None = None
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write_rest)
+                self._nursery = nursery
+                if self._blocked:
+                    self._see_to_rest()
                 nursery.start_soon(self._look_after)
-                nursery.start_soon(self._wait_over, nursery.cancel_scope)
                 closed = await self._read()
                 nursery.cancel_scope.cancel()
         finally:
             self._room.give(self._held)
             self._held = 0
+            self._nursery = None
             self._lose()
             self._connection.close(reset=self._full)
         return closed
 
-    async def _wait_over(self, scope: trio.CancelScope) -> None:
-        await self.over.wait()
-        scope.cancel()
-
     async def _write_rest(self) -> None:
-        while not self.over.is_set():
-            if not self._blocked:
-                await self._work.park()
-                continue
+        while self._blocked and not self.over.is_set():
             try:
                 await self._connection.wait_writable()
             except ClientGone:
@@ -281,6 +287,7 @@ class WebSocket:
                 return
             self._write()
             self._pump()
+        self._writing = False
 
     async def _read(self) -> Close | None:
         with contextlib.suppress(ClientGone):
@@ -326,8 +333,13 @@ class WebSocket:
                 self._room.take(held - self._held)
             except Refused as refused:
                 return Close(OVERLOADED, refused.problem.message, fault=True)
+            if not self._held:
+                self._whole_by = trio.current_time() + self._limits.message_timeout
+                self._hurry.unpark_all()
         elif held < self._held:
             self._room.give(self._held - held)
+            if not held:
+                self._whole_by = math.inf
         self._held = held
         return None
 
@@ -382,7 +394,10 @@ class WebSocket:
 
     def _look(self, now: float) -> float | None:
         """Do what is due, and answer when to look again; None: it is time to end."""
-        due = min(self._close_by, self._stall_due(now))
+        if now >= self._whole_by:
+            self._whole_by = math.inf
+            self.close(TOO_SLOW, "a message did not come to its end in time")
+        due = min(self._close_by, self._stall_due(now), self._whole_by)
         if now >= due:
             return None
         if self._blocked:
