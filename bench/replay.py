@@ -162,7 +162,7 @@ def _raise(where: str, bug: BaseException) -> None:
 
 
 def make_gateway(*, metrics: bool, traces: bool = False) -> Gateway:
-    """Put a gateway together, as far as an exchange sees one."""
+    """Put a gateway together, as an exchange sees it; without metrics nothing is recorded either."""
     books = Books() if metrics else Uncounted()
     times, player = books.times, Player()
     workers = WorkerSet(make_worker("w1", slots=64))
@@ -181,7 +181,9 @@ def make_gateway(*, metrics: bool, traces: bool = False) -> Gateway:
         ),
         books=books,
         budget=RetryBudget(0.2),
-        limits=ExchangeLimits(3, 256 * KiB, DeliveryLimits(30, 120, 10), False, "event", False),
+        limits=ExchangeLimits(
+            3, 256 * KiB, DeliveryLimits(30, 120, 10), False, "event", False, recorded=metrics
+        ),
         boot_id="boot",
         settled=_forget,
         bug=_raise,

@@ -134,6 +134,8 @@ class Attempt:
         self._poke = poke
         self._note = note
         self._reads = reads
+        self._add_row = None if reads is None else reads.rows.append
+        self._passed = 0  # bytes that were handed over, or of a buffered answer read
         self._gapped = parts.gapped
         self._scope: trio.CancelScope | None = None
         self._expired: Failure | None = None
@@ -371,7 +373,9 @@ class Attempt:
 
     def _note_read(self, data: bytes, now: float) -> None:
         if self._reads is not None:
-            self._reads.add(now, len(data), 0, 0)
+            self._passed += len(data)
+            self._reads.since = self._reads.since or now
+            self._reads.rows.append((now, self._passed, 0))
         self._note_output(now)
 
     def _note_output(self, now: float) -> None:
@@ -472,18 +476,18 @@ class Attempt:
         A step of its own, so that nothing of it stays in memory while the next waits.
         """
         data = await answer.receive()
-        seen, events = relay.progress, relay.events
+        seen = relay.progress
         block = relay.feed(data) if data else relay.end()
         before = self._progress_at
         now = trio.current_time() if relay.progress != seen else before
-        if self._reads is not None and data:
-            at = now if relay.progress != seen else trio.current_time()
-            self._reads.add(at, len(data), len(block), relay.events - events)
         if relay.committed:
             self._progress_at = now
         if block:
             if not self._tally.committed:
                 self._commit(worker, now)
+            if self._add_row is not None:
+                self._passed = passed = self._passed + len(block)
+                self._add_row((now, passed, relay.events))
             if self._gapped is not None and now > before and not self._delivery.slow:
                 self._gapped(now - before)
             await self._delivery.hand_over(block, now)
@@ -493,6 +497,8 @@ class Attempt:
         self._output_due = math.inf
         self._parts.fleet.output(worker, self._request)
         self._note("first_content")
+        if self._reads is not None:
+            self._reads.since = now
         self._tally.commit(now)  # first, so that the head is not noted as later than its content
         self._delivery.begin()
         self._poke()

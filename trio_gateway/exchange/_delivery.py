@@ -69,8 +69,8 @@ class Delivery:
         lagged: told of each batch of bytes that had to wait, once the client took it whole: for how many
             seconds the oldest of it did.
         note: told what happens, for operators.
-        record: told that the client is slow from now on, and how many bytes wait for it; answers what is to
-            have a row for each piece that it takes.
+        record: told that the client is slow from now on, and how many bytes wait for it, but for the end of
+            the message; answers what is to have a row for each piece that it takes.
 
     Attributes:
         through: batches that the client took at once.
@@ -104,6 +104,8 @@ class Delivery:
         self._record = record
         self._takes: Track | None = None
         self._untold = 0  # bytes in the port's hand that have no row yet
+        self._told = 0
+        self._end_size = 0  # of the end of the message, which is of no read
         self._nursery: trio.Nursery | None = None
         self._writing = False
         self._flushed = trio.Event()
@@ -197,6 +199,7 @@ class Delivery:
 
     def hand_over_last(self, block: bytes) -> None:
         """Hand over the end of the message. Raises ClientGone."""
+        self._end_size = len(block)
         if not self._writing and len(block) <= PIECE and not self._client.pending:
             self._client.push(block, last=True)
             self._note_taken()
@@ -263,13 +266,14 @@ class Delivery:
         self._writing = True
         self._watch_reader()
         self._untold = self._client.pending
-        self._takes = self._record(self._untold + self._channel.used + size)
+        self._takes = self._record(self._untold + self._channel.used + size - self._end_size)
 
     def _note_takes(self, at: float) -> None:
         """Note what the client has taken since this was last noted."""
         taken = self._untold - self._client.pending
         if self._takes is not None and taken > 0:
-            self._takes.add(at, taken)
+            self._told += taken
+            self._takes.rows.append((at, self._told, 0))
             self._untold -= taken
 
     def note_rest(self) -> None:
@@ -350,7 +354,10 @@ class Delivery:
         if not (self._client.pending or self._channel.used):
             try:
                 self.begin()
+                if self._writing:
+                    self._untold += len(HEARTBEAT)
                 self._write_through(HEARTBEAT)
+                self._note_takes(now)
             except ClientGone:
                 self._gone()
         return now + after

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
@@ -13,8 +12,7 @@ from ..ledger import Record
 
 FIRST: Final = 16  # steps that are kept for ever: how it came, and how its first attempt began
 LAST: Final = 48  # of the others, those that are kept
-FIRST_ROWS: Final = 32  # the same of a track, whose rows are many more
-LAST_ROWS: Final = 64
+ROWS: Final = 96  # of a track: the last
 
 
 class Step(NamedTuple):
@@ -28,21 +26,6 @@ class Step(NamedTuple):
     at: float
     what: str
     detail: dict[str, Any]
-
-
-class Sums(NamedTuple):
-    """What is left of rows that are not kept.
-
-    Attributes:
-        rows: how many they were.
-        since, until: when the first and the last of them came, Trio clock seconds.
-        sums: of their other columns.
-    """
-
-    rows: int
-    since: float
-    until: float
-    sums: tuple[int, ...]
 
 
 class Counts(NamedTuple):
@@ -60,56 +43,28 @@ class Counts(NamedTuple):
 
 
 class Track:
-    """When bytes moved one way, and how many: a row for each move, as numbers side by side.
+    """When bytes moved one way, and how many: a row for each move. Of many, the last are kept.
 
-    The first rows and the last are kept, of those between them their sums. Adding one is a call into C,
-    and now and then a short copy; a track takes 5 KiB at most.
-
-    Args:
-        columns: their names; the first is the time, Trio clock seconds.
+    Adding one is an append to a bounded queue, so that a token may have one. Figures are counted from the
+    start, so that the rows which are not kept need no sums. A track takes 15 KiB at most.
 
     Attributes:
-        sums: of the rows that are not kept; None: all are.
+        rows: Trio clock seconds, bytes by then, and events by then.
+        since: when the first bytes moved; None: nothing did.
         counts: see there; None: nobody counted.
     """
 
-    __slots__ = ("_full", "_rows", "columns", "counts", "sums")
+    __slots__ = ("counts", "rows", "since")
 
-    def __init__(self, *columns: str) -> None:
-        self.columns: Final = columns
-        self.sums: Sums | None = None
+    def __init__(self) -> None:
+        self.rows: Final[deque[tuple[float, int, int]]] = deque(maxlen=ROWS)
+        self.since: float | None = None
         self.counts: Counts | None = None
-        self._rows = array("d")
-        self._full = (FIRST_ROWS + 2 * LAST_ROWS) * len(columns)
 
-    def add(self, *row: float) -> None:
-        """Add a row, one figure for each column."""
-        rows = self._rows
-        rows.extend(row)
-        if len(rows) > self._full:
-            self._shorten()
-
-    def _shorten(self) -> None:
-        width, rows = len(self.columns), self._rows
-        start, end = FIRST_ROWS * width, len(rows) - LAST_ROWS * width
-        gone = rows[start:end]
-        del rows[start:end]
-        added = [int(sum(gone[column::width])) for column in range(1, width)]
-        known = self.sums or Sums(0, gone[0], 0.0, (0,) * (width - 1))
-        sums = tuple(old + new for old, new in zip(known.sums, added, strict=True))
-        self.sums = Sums(known.rows + len(gone) // width, known.since, gone[-width], sums)
-
-    def total(self, column: str) -> int:
-        """Sum up a column, also of the rows that are not kept."""
-        number = self.columns.index(column)
-        gone = 0 if self.sums is None else self.sums.sums[number - 1]
-        return gone + int(sum(self._rows[number :: len(self.columns)]))
-
-    def split(self) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
-        """Answer the rows in front of those that are not kept, and the rows behind them."""
-        width, rows = len(self.columns), self._rows
-        found = [tuple(rows[at : at + width]) for at in range(0, len(rows), width)]
-        return (found, []) if self.sums is None else (found[:FIRST_ROWS], found[FIRST_ROWS:])
+    @property
+    def bytes(self) -> int:
+        """Bytes that have moved."""
+        return self.rows[-1][1] if self.rows else 0
 
 
 class Terms(NamedTuple):
@@ -135,8 +90,8 @@ class Flight:
     """The steps of one exchange. A long story loses its middle; how much of it, `lost` tells.
 
     Noting costs one append, and happens a few times an attempt: never for a token. What moves is on tracks,
-    with one row for each read of the engine's answer and, from the moment at which the client is slow, for
-    each piece that it took.
+    with one row for each read of the engine's answer of which something passed on and, from the moment at
+    which the client is slow, for each piece that it took.
 
     Attributes:
         terms: see there; None: nothing that moves is recorded.
@@ -163,7 +118,7 @@ class Flight:
         """Begin the track of an attempt; None: it is not recorded."""
         if self.terms is None:
             return None
-        track = Track("at", "bytes", "passed", "events")
+        track = Track()
         self.reads.append(track)
         return track
 
@@ -171,10 +126,9 @@ class Flight:
         """Begin the track of a client that is slow from now on, for which so many bytes wait."""
         if self.terms is None:
             return None
-        passed = sum(track.total("passed") for track in self.reads)
-        self.taken_before = max(passed - waiting, 0)
-        self.takes = Track("at", "bytes")
-        self.takes.add(self._clock(), 0)
+        self.taken_before = max(sum(track.bytes for track in self.reads) - waiting, 0)
+        self.takes = Track()
+        self.takes.since = self._clock()
         return self.takes
 
     def note(self, what: str, **detail: Any) -> None:

@@ -7,7 +7,6 @@ the machine, the tenant or the key. `trio_gateway.testing` reads it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any, Final
 
 from ._flight import Flight, Track
@@ -73,28 +72,11 @@ def _terms(flight: Flight) -> dict[str, Any]:
 
 
 def _track(track: Track, arrived: float) -> dict[str, Any]:
-    first, last = track.split()
     return {
-        "columns": list(track.columns),
-        "first": list(_rows(first, arrived)),
-        "between": _sums(track, arrived),
-        "last": list(_rows(last, arrived)),
+        "since": None if track.since is None else _after(arrived, track.since),
+        "rows": [[_after(arrived, at), size, events] for at, size, events in track.rows],
         "counts": None if track.counts is None else track.counts._asdict(),
     }
-
-
-def _rows(rows: list[tuple[float, ...]], arrived: float) -> Iterator[list[float]]:
-    for at, *figures in rows:
-        yield [_after(arrived, at), *map(int, figures)]
-
-
-def _sums(track: Track, arrived: float) -> dict[str, Any] | None:
-    sums = track.sums
-    if sums is None:
-        return None
-    named = dict(zip(track.columns[1:], sums.sums, strict=True))
-    times = {"since": _after(arrived, sums.since), "until": _after(arrived, sums.until)}
-    return {"rows": sums.rows, **times, **named}
 
 
 def _after(arrived: float, moment: float) -> float:

@@ -125,10 +125,13 @@ def _event(value: dict[str, Any]) -> bytes:
     return encode_event(Event(value))
 
 
-def _chunk(delta: dict[str, str], finish: str | None = None, size: int = 0) -> bytes:
-    """One event of a chat, with as much of filling as brings it to a size."""
+def _chunk(delta: dict[str, str], finish: str | None = None, size: int = 0, **members: Any) -> bytes:
+    """One event of a chat, with as much of filling as brings it to a size.
+
+    One without output needs a member that lets it be read closely: others count as output.
+    """
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    value: dict[str, Any] = {"choices": [choice]}
+    value: dict[str, Any] = {"choices": [choice], **members}
     lacking = size - len(_event(value))
     if lacking >= len(',"fill":""'):
         value["fill"] = "x" * (lacking - len(',"fill":""'))
@@ -151,9 +154,7 @@ def _events(attempt: Try) -> Iterator[bytes]:
     kinds = _kinds(attempt)
     last = len(reads) - 1
     for number, read in enumerate(reads):
-        block = b"".join(_sized(read, kinds)) if read.events else _comment(read.size)
-        # Where nothing passed on yet, the tokens would be the first progress that was seen.
-        yield block + (_usage(counts) if number == last else b"")
+        yield b"".join(_sized(read, kinds)) + (_usage(counts) if number == last else b"")
 
 
 def _kinds(attempt: Try) -> Iterator[str]:
@@ -162,27 +163,22 @@ def _kinds(attempt: Try) -> Iterator[str]:
     content, silent = counts["content"], counts["silent"]
     yield from ["role"] * (counts["events"] - content - silent)
     yield from ["content"] * content
-    finish = attempt.whole is not None
-    yield from ["finish" if finish and not number else "role" for number in range(silent)]
+    whole = attempt.whole is not None
+    yield from ["finish" if whole else "role"] * silent
     while True:
         yield "content"
 
 
 def _sized(read: Read, kinds: Iterator[str]) -> Iterator[bytes]:
     for number in range(read.events):
-        size = read.passed * (number + 1) // read.events - read.passed * number // read.events
+        size = read.size * (number + 1) // read.events - read.size * number // read.events
         match next(kinds):
             case "role":
-                yield _chunk({"role": "assistant"}, size=size)
+                yield _chunk({"role": "assistant"}, size=size, usage=None)
             case "finish":
                 yield _chunk({}, "stop", size=size)
             case _:
                 yield _chunk({"content": "x"}, size=size)
-
-
-def _comment(size: int) -> bytes:
-    """Bytes that pass nothing on."""
-    return b":" + b"x" * max(size - 3, 0) + b"\n\n"
 
 
 def _pieces(attempt: Try, ending: dict[str, Any]) -> Iterator[bytes]:

@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple
 from ..exchange import FLIGHT_VERSION
 
 JUST: Final = 1e-6  # seconds; what is recorded is rounded to as much
+FEW: Final = 2  # rows of which none is missing
+STEPS: Final = 256  # in which those are played that were not kept
 
 
 class UnreadableFlight(ValueError):
@@ -17,19 +19,11 @@ class UnreadableFlight(ValueError):
 
 
 class Read(NamedTuple):
-    """What an engine sent at a moment: bytes, of which so many passed on, as so many events."""
+    """What moved at a moment: bytes, and events of a stream."""
 
     at: float
     size: int
-    passed: int
     events: int
-
-
-class Take(NamedTuple):
-    """What a slow client took at a moment."""
-
-    at: float
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +67,8 @@ class Recorded:
         tries: the attempts in order.
         ended: when it ended, seconds after it arrived.
         sent_back: how often it waited again.
-        takes: what the client took since it was slow, and `taken_before`, in bytes; empty: it never was.
+        slow_since: when the client was slow for the first time; infinite: never.
+        takes: what it took from then on, and `taken_before`, in bytes.
 
     Raises:
         UnreadableFlight: it can not be played; says why.
@@ -92,7 +87,7 @@ class Recorded:
             raise UnreadableFlight("sizes were not recorded: telemetry.flights was 0")
         try:
             self._read(value)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, StopIteration) as error:
             raise UnreadableFlight(f"the recording is damaged: {type(error).__name__} {error}") from error
 
     def _read(self, value: dict[str, Any]) -> None:
@@ -102,26 +97,30 @@ class Recorded:
         self.ending: dict[str, Any] = value["ending"]
         steps = [_Step(step["at"], step["what"], step["detail"]) for step in value["steps"]]
         self.steps_lost: int = value["steps_lost"]
-        self.ended = next(step.at for step in reversed(steps) if step.what == "ended")
+        self.ended = next(step.at for step in steps[::-1] if step.what == "ended")
         self.sent_back = sum(step.what == "sent_back" for step in steps)
         self.tries = tuple(_tries(steps, value["reads"]))
         if len(self.tries) != self.ending["attempts"]:
             raise ValueError("not all of its attempts are recorded")
         takes = value["takes"]
+        self.slow_since: float = math.inf if takes is None else takes["since"]
         self.taken_before: int = 0 if takes is None else takes["taken_before"]
-        self.takes = () if takes is None else tuple(Take(*row) for row in _rows(takes))
+        self.takes = () if takes is None else tuple(_reads(takes))
 
     @property
-    def slow_since(self) -> float:
-        """When the client was slow for the first time; infinite: never."""
-        return self.takes[0].at if self.takes else math.inf
+    def events(self) -> int:
+        """Events for the client, of the last attempt."""
+        counts = self.tries[-1].counts if self.tries else None
+        return 0 if counts is None else counts["events"]
 
     @property
     def slow_block_at(self) -> float:
-        """When what it did not take at once was read; see `slow_since`."""
+        """When that came which it did not take at once."""
         latest = self.slow_since + JUST
-        times = [read.at for each in self.tries for read in each.reads if read.at <= latest]
-        return times[-1] if times else self.slow_since
+        times = [read.at for each in self.tries for read in each.reads]
+        times += [each.whole for each in self.tries if each.whole is not None]
+        times += [each.failed.at for each in self.tries if each.failed is not None]
+        return max((at for at in times if at <= latest), default=self.slow_since)
 
 
 class _Step(NamedTuple):
@@ -141,7 +140,7 @@ def _tries(steps: list[_Step], reads: list[dict[str, Any]]) -> Iterator[Try]:
             own[0].detail["worker"],
             own[0].at,
             None if opened is None else (opened.at, opened.detail["status"]),
-            tuple(Read(*row) for row in _rows(track)),
+            tuple(_reads(track)),
             track["counts"],
             None if failed is not None or not _is_whole(own) or buffered is None else buffered.at,
             None if failed is None else Failed(failed.at, **_without(failed.detail, "worker")),
@@ -161,14 +160,18 @@ def _without(detail: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in detail.items() if key != name}
 
 
-def _rows(track: dict[str, Any]) -> Iterator[list[Any]]:
-    """Answer all rows; those that were not kept as if they had come evenly."""
-    yield from track["first"]
-    between = track["between"]
-    if between is not None:
-        rows, since, until = between["rows"], between["since"], between["until"]
-        sums = [between[column] for column in track["columns"][1:]]
-        for number in range(rows):
-            share = [total * (number + 1) // rows - total * number // rows for total in sums]
-            yield [since + (until - since) * number / max(rows - 1, 1), *share]
-    yield from track["last"]
+def _reads(track: dict[str, Any]) -> Iterator[Read]:
+    """Answer what moved; those rows that were not kept as if they had come evenly."""
+    since, rows = track["since"], track["rows"]
+    come = (0, 0)
+    if rows and len(rows) >= FEW and rows[0][0] > since + JUST:
+        at, size, events = rows.pop(0)
+        steps = max(min(events, STEPS), 1)
+        for step in range(1, steps + 1):
+            moved = size * step // steps, events * step // steps
+            passed = (at - since) * (step - 1) / max(steps - 1, 1)
+            yield Read(since + passed, moved[0] - come[0], moved[1] - come[1])
+            come = moved
+    for at, size, events in rows:
+        yield Read(at, size - come[0], events - come[1])
+        come = size, events

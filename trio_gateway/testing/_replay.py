@@ -309,15 +309,16 @@ async def _be_client(recorded: Recorded, client: RecordingClient, began: float) 
         client.stop_reading()
         ours = client.comments * len(HEARTBEAT)
         client.read(max(recorded.taken_before + ours - len(client.received), 0))
-        for take in recorded.takes[1:]:
+        for take in recorded.takes:
             await trio.sleep_until(began + take.at)
             client.read(take.size)
-        if outcome not in _BY_THE_CLIENT:
-            client.read(math.inf)
-    if outcome == "client_stalled":
-        await trio.sleep(JUST)  # so that the last piece is there
-        _acknowledge(recorded, client)
-    elif outcome == "client_gone":
+        if outcome == "completed" or recorded.ending["events_delivered"] > recorded.events:
+            client.read(math.inf)  # it took all there was, the error that ended it too
+        else:
+            last = max(recorded.slow_since, recorded.takes[-1].at if recorded.takes else 0.0)
+            await trio.sleep_until(began + last + JUST)  # so that the last piece is there
+            _acknowledge(recorded, client)
+    if outcome == "client_gone":
         await trio.sleep_until(began + recorded.ended + JUST)
         _acknowledge(recorded, client)
         client.leave()
