@@ -37,6 +37,7 @@ SCENARIOS: Final = (
     "counts",
     "features",
     "telemetry",
+    "dashboard",
     "overload",
     "fairness",
 )
