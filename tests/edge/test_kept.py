@@ -91,3 +91,17 @@ async def test_only_the_key_that_asked_finds_it() -> None:
     assert answers.find("it", Caller(Tenant("two"), "key")) is None
     assert answers.find("it", Caller(Tenant("one"), "other")) is None
     assert answers.find("it", OWNER) is not None
+
+
+async def test_one_that_nobody_swept_away_in_time_is_overdue(autojump_clock: MockClock) -> None:
+    pool = BufferPool(1000)
+    answers = KeptAnswers[Kept](5.0, pool)
+    answers.add("ended", Kept(pool, 10), OWNER)
+    answers.add("running", Kept(pool, 20, over=False), OWNER)
+    answers.sweep()
+    await trio.sleep(5)
+    assert answers.overdue(trio.current_time()) == []
+    await trio.sleep(2)
+    assert answers.overdue(trio.current_time()) == [("ended", 2.0, 10)]
+    answers.sweep()
+    assert answers.overdue(trio.current_time()) == []

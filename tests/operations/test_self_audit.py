@@ -167,3 +167,18 @@ async def test_random_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch) ->
                     asking.start_soon(ask)
             looking.cancel_scope.cancel()
     assert looks > 10
+
+
+async def test_what_it_finds_by_itself_is_logged_once_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_self_audit, "EVERY", 0.01)
+    async with audited() as (gateway, auditor):
+        house = gateway.gateway.house
+        request = make_request(tenant="anonymous")
+        lease = await gateway.gateway.admission.enter(request).wait()
+        await gateway.until(lambda: house.leaks == 1)
+        assert gateway.gateway._operations.statistics()["conservation"]["leaks"] == 1
+        lease.release()
+        await gateway.until(lambda: house.leaks == 0)
+    (failed,) = gateway.logged("self_audit_failed")
+    assert request.exchange_id in failed["leaks"][0]
+    assert len(gateway.logged("self_audit_passed")) == 1

@@ -115,3 +115,15 @@ async def test_closing_closes_all(pool: ConnectionPool) -> None:
         pool.give(TWO, other)
         pool.close()
         assert (is_open(first), is_open(other), pool.idle) == (False, False, 0)
+
+
+async def test_what_nobody_swept_away_in_time_is_overdue(hand: Hand, pool: ConnectionPool) -> None:
+    connection, theirs = connected()
+    async with theirs:
+        pool.give(ONE, connection)
+        hand.time += 3.0
+        assert pool.overdue() == []
+        hand.time += 1.5
+        assert pool.overdue() == [("one", 1.5)]
+        pool.sweep()
+        assert pool.overdue() == []
