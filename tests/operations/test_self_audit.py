@@ -171,7 +171,7 @@ async def test_random_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_what_it_finds_by_itself_is_logged_once_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_self_audit, "EVERY", 0.01)
-    async with audited() as (gateway, auditor):
+    async with audited() as (gateway, _):
         house = gateway.gateway.house
         request = make_request(tenant="anonymous")
         lease = await gateway.gateway.admission.enter(request).wait()
