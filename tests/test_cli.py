@@ -20,7 +20,7 @@ from trio_gateway.cli import app
 from trio_gateway.testing import chat_request, open_engine
 
 GOOD = configuration("http://127.0.0.1:8000", server={"bind": ["127.0.0.1:18080"]})
-BAD = '[server]\nbimd = ["127.0.0.1:0"]\n[limits]\nbody_bytes = "much"\n[websocket]\nmax_streams = 3\n'
+BAD = '[server]\nbimd = ["127.0.0.1:0"]\n[limits]\nbody_bytes = "much"\n[websocket]\nmax_streems = 3\n'
 
 
 def run(*arguments: str) -> tuple[int, str, str]:

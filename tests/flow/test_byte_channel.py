@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_gateway.flow import BufferPool, ByteChannel, Gathering
+from trio_gateway.units import KiB
+
+SMALL = 2 * KiB  # up to which blocks wait as one
 
 CAP = 10
 PLENTY = 1_000_000
@@ -363,10 +366,11 @@ async def test_a_wait_that_is_cancelled_takes_nothing(autojump_clock: MockClock)
 # Taking ---------------------------------------------------------------------------------------------------
 
 
-async def test_small_blocks_are_joined_and_kept_whole() -> None:
+async def test_small_blocks_are_taken_together_and_kept_whole(autojump_clock: MockClock) -> None:
     channel, _ = channel_of(100)
     for block in (b"aaa", b"bbb", b"ccc"):
         await channel.put(block)
+        await trio.sleep(1)
     assert channel.take(8) == b"aaabbb"
     assert channel.take(8) == b"ccc"
 
@@ -636,3 +640,34 @@ async def test_bytes_come_out_once_and_in_order_and_are_counted_at_every_moment(
         assert channel.used == len(waits)
         assert pool.used == len(waits) + others
         assert (channel.oldest_since is None) is (not waits)
+
+
+# Small blocks ---------------------------------------------------------------------------------------------
+
+
+async def test_small_blocks_that_come_at_once_wait_as_one_and_large_or_late_ones_do_not(
+    autojump_clock: MockClock,
+) -> None:
+    channel, pool = channel_of(cap=PLENTY)
+    for block in (b"a" * 100, b"b" * 100):
+        await channel.put(block)
+    await trio.sleep(1)
+    await channel.put(b"c" * 100)
+    await channel.put(b"d" * SMALL)
+    assert (channel.used, pool.used) == (300 + SMALL, 300 + SMALL)
+    data, ends = channel.take_dated(PLENTY)
+    assert data == b"a" * 100 + b"b" * 100 + b"c" * 100 + b"d" * SMALL
+    assert [(taken.end, taken.since) for taken in ends] == [
+        (200, ends[0].since),
+        (300, ends[0].since + 1),
+        (300 + SMALL, ends[0].since + 1),
+    ]
+
+
+async def test_what_is_put_behind_a_block_that_was_taken_in_part_follows_it() -> None:
+    channel, _ = channel_of(cap=PLENTY)
+    await channel.put(b"abcdef")
+    assert channel.take(4) == b"abcd"
+    await channel.put(b"ghi")
+    assert channel.take(100) == b"efghi"
+    assert channel.used == 0
