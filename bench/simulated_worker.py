@@ -87,7 +87,9 @@ class CountingEngine:
         self._engine = engine
         self.attempts: dict[str, EngineStream] = {}
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(  # noqa: ASYNC128 - the engine it stands for tells when it is started
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """See AgentEngine."""
         await self._engine.run(task_status=task_status)
 

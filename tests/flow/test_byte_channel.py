@@ -206,15 +206,13 @@ async def test_whole_answers_go_over_the_bound_one_after_the_other_whoever_gives
     with Gathering(pool) as third:
         with Gathering(pool) as first:
             await first.take(1)
-            with trio.CancelScope() as scope:
+            with Gathering(pool) as second:
                 async with trio.open_nursery() as inner:
-                    with Gathering(pool) as second:
-                        inner.start_soon(take, second, 1, through)
-                        await wait_all_tasks_blocked()
-                        nursery.start_soon(take, third, 1, through)
-                        await wait_all_tasks_blocked()
-                        scope.cancel()
-                        await trio.lowlevel.checkpoint()
+                    inner.start_soon(take, second, 1, through)
+                    await wait_all_tasks_blocked()
+                    nursery.start_soon(take, third, 1, through)
+                    await wait_all_tasks_blocked()
+                    inner.cancel_scope.cancel()
             assert not through
         await wait_all_tasks_blocked()
         assert through == [third]
