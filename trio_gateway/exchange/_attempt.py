@@ -135,7 +135,6 @@ class Attempt:
         self._note = note
         self._reads = reads
         self._add_row = None if reads is None else reads.rows.append
-        self._passed = 0  # bytes that were handed over, or of a buffered answer read
         self._gapped = parts.gapped
         self._scope: trio.CancelScope | None = None
         self._expired: Failure | None = None
@@ -373,9 +372,8 @@ class Attempt:
 
     def _note_read(self, data: bytes, now: float) -> None:
         if self._reads is not None:
-            self._passed += len(data)
             self._reads.since = self._reads.since or now
-            self._reads.rows.append((now, self._passed, 0))
+            self._reads.rows.append((now, len(data), 0))
         self._note_output(now)
 
     def _note_output(self, now: float) -> None:
@@ -485,9 +483,8 @@ class Attempt:
         if block:
             if not self._tally.committed:
                 self._commit(worker, now)
-            if self._add_row is not None:
-                self._passed = passed = self._passed + len(block)
-                self._add_row((now, passed, relay.events))
+            if (add_row := self._add_row) is not None:
+                add_row((now, len(block), relay.events))
             if self._gapped is not None and now > before and not self._delivery.slow:
                 self._gapped(now - before)
             await self._delivery.hand_over(block, now)

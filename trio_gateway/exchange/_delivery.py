@@ -104,7 +104,6 @@ class Delivery:
         self._record = record
         self._takes: Track | None = None
         self._untold = 0  # bytes in the port's hand that have no row yet
-        self._told = 0
         self._end_size = 0  # of the end of the message, which is of no read
         self._nursery: trio.Nursery | None = None
         self._writing = False
@@ -272,8 +271,7 @@ class Delivery:
         """Note what the client has taken since this was last noted."""
         taken = self._untold - self._client.pending
         if self._takes is not None and taken > 0:
-            self._told += taken
-            self._takes.rows.append((at, self._told, 0))
+            self._takes.rows.append((at, taken, 0))
             self._untold -= taken
 
     def note_rest(self) -> None:

@@ -45,11 +45,11 @@ class Counts(NamedTuple):
 class Track:
     """When bytes moved one way, and how many: a row for each move. Of many, the last are kept.
 
-    Adding one is an append to a bounded queue, so that a token may have one. Figures are counted from the
-    start, so that the rows which are not kept need no sums. A track takes 15 KiB at most.
+    Adding one is an append to a bounded queue, so that a token may have one. Events are counted from the
+    start, so that the rows which are not kept need no sum. A track takes 15 KiB at most.
 
     Attributes:
-        rows: Trio clock seconds, bytes by then, and events by then.
+        rows: Trio clock seconds, bytes, and all events by then.
         since: when the first bytes moved; None: nothing did.
         counts: see there; None: nobody counted.
     """
@@ -60,11 +60,6 @@ class Track:
         self.rows: Final[deque[tuple[float, int, int]]] = deque(maxlen=ROWS)
         self.since: float | None = None
         self.counts: Counts | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that have moved."""
-        return self.rows[-1][1] if self.rows else 0
 
 
 class Terms(NamedTuple):
@@ -97,11 +92,11 @@ class Flight:
         terms: see there; None: nothing that moves is recorded.
         reads: a track for each attempt.
         takes: what the client took since it was slow; None: it never was.
-        taken_before: bytes of the answer that it had taken by then.
+        waited: bytes of what was read that waited for it at that moment.
         record: how it ended; None: it has not.
     """
 
-    __slots__ = ("_clock", "_first", "_last", "_noted", "reads", "record", "taken_before", "takes", "terms")
+    __slots__ = ("_clock", "_first", "_last", "_noted", "reads", "record", "takes", "terms", "waited")
 
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
         self._clock = clock
@@ -111,7 +106,7 @@ class Flight:
         self.terms: Terms | None = None
         self.reads: list[Track] = []
         self.takes: Track | None = None
-        self.taken_before = 0
+        self.waited = 0
         self.record: Record | None = None
 
     def begin_reads(self) -> Track | None:
@@ -126,7 +121,7 @@ class Flight:
         """Begin the track of a client that is slow from now on, for which so many bytes wait."""
         if self.terms is None:
             return None
-        self.taken_before = max(sum(track.bytes for track in self.reads) - waiting, 0)
+        self.waited = waiting
         self.takes = Track()
         self.takes.since = self._clock()
         return self.takes

@@ -43,9 +43,7 @@ def flight_file(exchange_id: str, flight: Flight) -> dict[str, Any]:
         ],
         "steps_lost": flight.lost,
         "reads": [_track(track, arrived) for track in flight.reads],
-        "takes": None
-        if flight.takes is None
-        else {"taken_before": flight.taken_before, **_track(flight.takes, arrived)},
+        "takes": None if flight.takes is None else {"waited": flight.waited, **_track(flight.takes, arrived)},
         "ending": None if record is None else {name: getattr(record, name) for name in _ENDING},
     }
 

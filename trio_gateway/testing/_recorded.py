@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 from ..exchange import FLIGHT_VERSION
 
 JUST: Final = 1e-6  # seconds; what is recorded is rounded to as much
-FEW: Final = 2  # rows of which none is missing
 STEPS: Final = 256  # in which those are played that were not kept
 
 
@@ -68,7 +67,7 @@ class Recorded:
         ended: when it ended, seconds after it arrived.
         sent_back: how often it waited again.
         slow_since: when the client was slow for the first time; infinite: never.
-        takes: what it took from then on, and `taken_before`, in bytes.
+        takes: what it took from then on.
 
     Raises:
         UnreadableFlight: it can not be played; says why.
@@ -104,7 +103,7 @@ class Recorded:
             raise ValueError("not all of its attempts are recorded")
         takes = value["takes"]
         self.slow_since: float = math.inf if takes is None else takes["since"]
-        self.taken_before: int = 0 if takes is None else takes["taken_before"]
+        self._waited: int = 0 if takes is None else takes["waited"]
         self.takes = () if takes is None else tuple(_reads(takes))
 
     @property
@@ -112,6 +111,13 @@ class Recorded:
         """Events for the client, of the last attempt."""
         counts = self.tries[-1].counts if self.tries else None
         return 0 if counts is None else counts["events"]
+
+    @property
+    def taken_before(self) -> int:
+        """Bytes that the client had taken when it was slow for the first time."""
+        latest = self.slow_since + JUST
+        come = sum(read.size for each in self.tries for read in each.reads if read.at <= latest)
+        return max(come - self._waited, 0)
 
     @property
     def slow_block_at(self) -> float:
@@ -163,15 +169,23 @@ def _without(detail: dict[str, Any], name: str) -> dict[str, Any]:
 def _reads(track: dict[str, Any]) -> Iterator[Read]:
     """Answer what moved; those rows that were not kept as if they had come evenly."""
     since, rows = track["since"], track["rows"]
-    come = (0, 0)
-    if rows and len(rows) >= FEW and rows[0][0] > since + JUST:
-        at, size, events = rows.pop(0)
-        steps = max(min(events, STEPS), 1)
-        for step in range(1, steps + 1):
-            moved = size * step // steps, events * step // steps
-            passed = (at - since) * (step - 1) / max(steps - 1, 1)
-            yield Read(since + passed, moved[0] - come[0], moved[1] - come[1])
-            come = moved
+    if not rows:
+        return
+    at, size, events = rows[0]
+    come = 0
+    if since is not None and at > since + JUST:
+        more = rows[-1][2] - events
+        each = sum(row[1] for row in rows[1:]) / more if more else 0.0
+        come = events - (max(min(round(size / each), events), 1) if each else events)
+        yield from _evenly(since, at, come, each)
     for at, size, events in rows:
-        yield Read(at, size - come[0], events - come[1])
-        come = size, events
+        yield Read(at, size, events - come)
+        come = events
+
+
+def _evenly(since: float, until: float, events: int, each: float) -> Iterator[Read]:
+    """Spread events of so many bytes each over a time."""
+    steps, come = min(events, STEPS), 0
+    for step in range(1, steps + 1):
+        come, before = events * step // steps, come
+        yield Read(since + (until - since) * (step - 1) / steps, round(each * (come - before)), come - before)
