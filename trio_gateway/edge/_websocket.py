@@ -268,12 +268,14 @@ class WebSocket:
                 if self._blocked:
                     self._see_to_rest()
                 nursery.start_soon(self._look_after)
-                closed = await self._read()
+                try:
+                    closed = await self._read()
+                finally:
+                    self._nursery = None  # it takes no more tasks
                 nursery.cancel_scope.cancel()
         finally:
             self._room.give(self._held)
             self._held = 0
-            self._nursery = None
             self._lose()
             self._connection.close(reset=self._full)
         return closed
