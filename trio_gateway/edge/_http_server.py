@@ -143,18 +143,24 @@ class Incoming:
             await self.connection.write_all(CONTINUE)
         # A list of pieces could cost fifty times their bytes, which nobody counts, and a bytearray is copied.
         body = io.BytesIO()
-        with trio.move_on_after(self._limits.body_timeout) as limit:
-            while not self._body.ended:
-                piece = await self._more()
-                if body.tell() + len(piece) > self._limits.body_bytes:
-                    raise Refused(self._too_large())
-                self._hold(len(piece))
-                body.write(piece)
-        if limit.cancelled_caught:
-            self._lost = True
-            raise Refused(Problem.of("request_timeout", "the body did not arrive in time"))
+        if 0 <= self.head.body <= len(self.connection.heads):
+            await self._gather(body)  # all of it is here: no time has to be limited
+        else:
+            with trio.move_on_after(self._limits.body_timeout) as limit:
+                await self._gather(body)
+            if limit.cancelled_caught:
+                self._lost = True
+                raise Refused(Problem.of("request_timeout", "the body did not arrive in time"))
         self._hand_back_rest()
         return body.getvalue()
+
+    async def _gather(self, body: io.BytesIO) -> None:
+        while not self._body.ended:
+            piece = await self._more()
+            if body.tell() + len(piece) > self._limits.body_bytes:
+                raise Refused(self._too_large())
+            self._hold(len(piece))
+            body.write(piece)
 
     async def drop_rest(self) -> bool:
         """Read and drop a little of what was not wanted; answers whether the connection can go on.
@@ -164,9 +170,10 @@ class Incoming:
         if self.expects_continue:
             return False  # nobody knows whether the client sends it now
         left = REST_KEPT
-        with trio.move_on_after(LINGER_SECONDS):
-            while not self._body.ended and left > 0:
-                left -= len(await self._more())
+        if not self._body.ended:
+            with trio.move_on_after(LINGER_SECONDS):
+                while not self._body.ended and left > 0:
+                    left -= len(await self._more())
         self._hand_back_rest()
         return self._body.ended
 
@@ -348,6 +355,8 @@ class HttpServer:
             silence = min(silence, LINGER_SECONDS)
         give_up = trio.current_time() + silence
         while await self._begun(connection, give_up):
+            if (raw := heads.next_head()) is not None:
+                return raw
             # A first head has what is left since the connection came, later ones since their first byte.
             whole = give_up if first else trio.current_time() + self._limits.head_timeout
             with trio.move_on_at(whole) as limit:
@@ -448,8 +457,11 @@ async def write_within(connection: Connection, data: bytes, seconds: float = REF
     Raises:
         ClientGone: it could not be written.
     """
+    rest = data[connection.write(data) :]
+    if not (rest or connection.waiting):
+        return
     with trio.move_on_after(seconds):
-        await connection.write_all(data)
+        await connection.write_all(rest)
         return
     connection.close(reset=True)
     raise ClientGone
