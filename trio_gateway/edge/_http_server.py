@@ -143,7 +143,7 @@ class Incoming:
             await self.connection.write_all(CONTINUE)
         # A list of pieces could cost fifty times their bytes, which nobody counts, and a bytearray is copied.
         body = io.BytesIO()
-        if 0 <= self.head.body <= len(self.connection.heads):
+        if self.head.body != CHUNKED and self.head.body <= len(self.connection.heads):
             await self._gather(body)  # all of it is here: no time has to be limited
         else:
             with trio.move_on_after(self._limits.body_timeout) as limit:
