@@ -169,13 +169,15 @@ class Incoming:
         """
         if self.expects_continue:
             return False  # nobody knows whether the client sends it now
-        left = REST_KEPT
         if not self._body.ended:
             with trio.move_on_after(LINGER_SECONDS):
-                while not self._body.ended and left > 0:
-                    left -= len(await self._more())
+                await self._drop(REST_KEPT)
         self._hand_back_rest()
         return self._body.ended
+
+    async def _drop(self, left: int) -> None:
+        while not self._body.ended and left > 0:
+            left -= len(await self._more())
 
     def placed(self) -> None:
         """The body is no longer unplaced. Idempotent."""
