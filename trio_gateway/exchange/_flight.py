@@ -12,7 +12,7 @@ from ..ledger import Record
 
 FIRST: Final = 16  # steps that are kept for ever: how it came, and how its first attempt began
 LAST: Final = 48  # of the others, those that are kept
-ROWS: Final = 96  # of a track: the last
+ROWS: Final = 48  # of a track: the last
 
 
 class Step(NamedTuple):
@@ -46,7 +46,7 @@ class Track:
     """When bytes moved one way, and how many: a row for each move. Of many, the last are kept.
 
     Adding one is an append to a bounded queue, so that a token may have one. Events are counted from the
-    start, so that the rows which are not kept need no sum. A track takes 15 KiB at most.
+    start, so that the rows which are not kept need no sum. A track takes 8 KiB at most.
 
     Attributes:
         rows: Trio clock seconds, bytes, and all events by then.
