@@ -45,9 +45,12 @@ test: environment ## the whole test suite (ARGS="-k words" narrows it)
 ASYNC_FILES := grep -rlZwE "async|await|trio|anyio|asyncio" --include="*.py"
 FLAKE8_ASYNC := --startable-in-context-manager=serve_admin,run
 
+# The types take one core for longest, so they are looked at beside the rest.
 .PHONY: check
 check: $(STAMPS)/dev ## format, lint, types and import floors, without running anything
 	@failed=''; \
+	types=$$(mktemp); trap 'rm -f "$$types"' EXIT; \
+	$(RUN) -m mypy >"$$types" 2>&1 & typing=$$!; \
 	run() { name=$$1; shift; printf '== %s\n' "$$name"; "$$@" || failed="$$failed $$name"; }; \
 	run format $(RUN) -m ruff format --check --output-format concise .; \
 	run lint $(RUN) -m ruff check --output-format concise .; \
@@ -55,7 +58,7 @@ check: $(STAMPS)/dev ## format, lint, types and import floors, without running a
 	  xargs -0 -n 25 -P 2 $(RUN) -m flake8_async $(FLAKE8_ASYNC)'; \
 	run async-tests sh -c '$(ASYNC_FILES) tests | \
 	  xargs -0 -n 25 -P 2 $(RUN) -m flake8_async $(FLAKE8_ASYNC) --disable=ASYNC124,ASYNC9'; \
-	run types $(RUN) -m mypy; \
+	printf '== types\n'; wait $$typing || failed="$$failed types"; cat "$$types"; \
 	run floors $(VENV)/bin/lint-imports --no-cache --no-logo; \
 	if [ -n "$$failed" ]; then printf '\nmake check: failed:%s\n' "$$failed"; exit 1; fi; \
 	printf '\nmake check: all good\n'
