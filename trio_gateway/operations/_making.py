@@ -261,6 +261,7 @@ def socket_settings(settings: Settings) -> SocketSettings:
         sockets.ping_interval,
         sockets.ping_timeout,
         settings.delivery.stall_timeout,
+        settings.limits.body_timeout,
     )
     tokens = TokenSettings(
         sockets.max_streams,
