@@ -110,7 +110,7 @@ from .upstream import ConnectionPool, HttpEngine, ask, follow, order, resolve
 
 IDLE_EXPIRY: Final = 3.0  # seconds; engines close idle connections after 5
 SWITCH_INTERVAL: Final = 0.0005  # seconds until a thread that reads a large body lets the loop run
-MUCH_MEMORY: Final = 16 * MiB  # held for slow clients at a time; worth returning afterwards
+MUCH_MEMORY: Final = 16 * MiB  # held at a time, of answers or of requests; worth returning afterwards
 FINAL_SECONDS: Final = 0.5  # of the hard limit are left for closing what is open
 TRAIL_LIMIT: Final = 1.0  # seconds for what operators did to get into the database
 MOST_AGENTS: Final = 1024  # connections of agents at a time
@@ -376,7 +376,8 @@ class Gateway:
             for book in (expired := self.fleet.expire()):
                 self._note_worker(book.worker.id, "expired: it sent no heartbeat")
             self.registrations.forget(expired)
-            if self.buffers.has_calmed(MUCH_MEMORY):
+            calmed = [held.has_calmed(MUCH_MEMORY) for held in (self.buffers, self.room)]
+            if any(calmed):
                 await trio.to_thread.run_sync(return_free_memory, abandon_on_cancel=True)
 
     # -- what the process tells

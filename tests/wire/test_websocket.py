@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -132,6 +133,18 @@ def test_nothing_is_read_behind_an_end() -> None:
 )
 def test_a_close_of_the_other_side_is_no_fault(payload: bytes, close: Close) -> None:
     assert read(frame(CLOSE, payload)) == [close]
+
+
+def test_what_has_come_of_a_message_takes_no_more_memory_than_its_bytes() -> None:
+    reader = SocketReader(1 << 20)
+    data = frame(TEXT, ("\N{GRINNING FACE}" + "a" * 900).encode() * 500, fin=False)
+    tracemalloc.start()
+    for at in range(0, len(data), 2048):
+        assert reader.feed(data[at : at + 2048]) == []
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert reader.held > 400_000
+    assert used < 1.5 * reader.held
 
 
 # Writing ----------------------------------------------------------------------------------------------------

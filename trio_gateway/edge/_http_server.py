@@ -58,6 +58,7 @@ class UnplacedBytes:
     def __init__(self, limit: int, returns: Callable[[], float] = lambda: 1.0) -> None:
         self._limit = limit
         self._returns = returns
+        self._peak = 0
         self.used = 0
 
     def resize(self, limit: int) -> None:
@@ -82,10 +83,18 @@ class UnplacedBytes:
         """
         self.check(size)
         self.used += size
+        self._peak = max(self._peak, self.used)
 
     def give(self, size: int) -> None:
         """Give ``size`` bytes back."""
         self.used -= size
+
+    def has_calmed(self, worth: int) -> bool:
+        """Whether at least ``worth`` bytes were held since this was last true, and nearly all came free."""
+        calmed = self._peak >= worth and self.used <= self._peak // 8
+        if calmed:
+            self._peak = self.used
+        return calmed
 
 
 class Incoming:

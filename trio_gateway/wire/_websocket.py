@@ -101,7 +101,7 @@ class SocketReader:
     def __init__(self, max_message: int) -> None:
         self.max_message = max_message
         self._frames = Connection(ConnectionType.SERVER)
-        self._message = io.StringIO()
+        self._message = io.BytesIO()  # as text, one wide character would make its neighbours as wide
         self._size = 0
         self._over = False
 
@@ -140,17 +140,18 @@ class SocketReader:
                 return
 
     def _gather(self, part: TextMessage) -> str | Close | None:
-        self._size += len(part.data) if part.data.isascii() else len(part.data.encode())
+        data = part.data.encode()
+        self._size += len(data)
         if self._size > self.max_message:
             return Close(1009, f"a message is over {self.max_message} bytes", fault=True)
         if part.message_finished and not self._message.tell():
             self._size = 0
             return part.data
-        self._message.write(part.data)
+        self._message.write(data)
         if not part.message_finished:
             return None
-        whole, self._message, self._size = self._message.getvalue(), io.StringIO(), 0
-        return whole
+        whole, self._message, self._size = self._message.getvalue(), io.BytesIO(), 0
+        return whole.decode()
 
     def _closed(self, event: CloseConnection) -> Close:
         # A fault of the other side leaves the frames' state as it was; its close frame does not.
