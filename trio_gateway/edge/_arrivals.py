@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections import deque
 from typing import final
 
 from ._websocket import WebSocket
@@ -25,7 +24,7 @@ class Arrivals:
     def __init__(self) -> None:
         self.sending = 0
         self.arrived = (0, 0)
-        self._taken: deque[tuple[int, int, int]] = deque()  # by the socket now: number, size, length
+        self._taken: list[tuple[int, int, int]] = []  # by the socket now: number, size, length
         # Of those before: ends on the socket, numbers, sizes. Objects would cost six times as much for
         # a client that never reads.
         self._ends, self._numbers, self._sizes = array("q"), array("q"), array("q")
@@ -43,7 +42,7 @@ class Arrivals:
 
     def sent(self, end: int, socket: WebSocket | None) -> None:
         """The oldest of those has been taken; it ends at ``end`` of all that was sent there."""
-        number, size, length = self._taken.popleft()
+        number, size, length = self._taken.pop(0)
         self.sending -= length
         if number:
             self._ends.append(end)

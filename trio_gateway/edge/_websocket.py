@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -94,11 +93,12 @@ class WebSocket:
         self._held = 0
         self._whole_by = math.inf  # all of the message that is counted
         self._reader = SocketReader(limits.max_message)
-        self._said: deque[bytes] = deque()
+        # Lists, because they are short, and an empty deque takes 600 bytes.
+        self._said: list[bytes] = []
         self._said_bytes = 0
-        self._ready: deque[Sender] = deque()
+        self._ready: list[Sender] = []
         self._senders: set[Sender] = set()
-        self._batch: deque[tuple[Sender, int]] = deque()  # frames that were taken, and where they end
+        self._batch: list[tuple[Sender, int]] = []  # frames that were taken, and where they end
         self._rest = b""
         self._nursery: trio.Nursery | None = None
         self._writing = False  # a task is at what the socket did not take
@@ -139,7 +139,7 @@ class WebSocket:
     def detach(self, sender: Sender) -> None:
         """Forget a sender; what was begun of its frames still leaves. Idempotent."""
         self._senders.discard(sender)
-        self._batch = deque((other, end) for other, end in self._batch if other is not sender)
+        self._batch = [(other, end) for other, end in self._batch if other is not sender]
         if sender in self._ready:
             self._ready.remove(sender)
 
@@ -193,14 +193,13 @@ class WebSocket:
             self._write()
 
     def _gather(self) -> bytes:
-        frames: list[bytes] = list(self._said)
+        frames, self._said = self._said, []
         size = self._said_bytes
-        self._said.clear()
         self._said_bytes = 0
         self._emptied.unpark_all()
         start = self._connection.written
         while self._ready and size < BATCH:
-            sender = self._ready.popleft()
+            sender = self._ready.pop(0)
             frame = sender.next_frame()
             if frame is not None:
                 size += len(frame)
@@ -234,7 +233,7 @@ class WebSocket:
     def _tell_sent(self) -> None:
         there = self._connection.written
         while self._batch and self._batch[0][1] <= there:
-            sender, end = self._batch.popleft()
+            sender, end = self._batch.pop(0)
             sender.sent(end)
 
     def _lose(self) -> None:

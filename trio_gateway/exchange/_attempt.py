@@ -134,7 +134,7 @@ class Attempt:
         self._poke = poke
         self._note = note
         self._reads = reads
-        self._add_row = None if reads is None else reads.rows.append
+        self._add_row = None if reads is None else reads.add
         self._gapped = parts.gapped
         self._scope: trio.CancelScope | None = None
         self._expired: Failure | None = None
@@ -373,7 +373,7 @@ class Attempt:
     def _note_read(self, data: bytes, now: float) -> None:
         if self._reads is not None:
             self._reads.since = self._reads.since or now
-            self._reads.rows.append((now, len(data), 0))
+            self._reads.add(now, len(data), 0)
         self._note_output(now)
 
     def _note_output(self, now: float) -> None:
@@ -484,7 +484,7 @@ class Attempt:
             if not self._tally.committed:
                 self._commit(worker, now)
             if (add_row := self._add_row) is not None:
-                add_row((now, len(block), relay.events))
+                add_row(now, len(block), relay.events)
             if self._gapped is not None and now > before and not self._delivery.slow:
                 self._gapped(now - before)
             await self._delivery.hand_over(block, now)

@@ -8,7 +8,6 @@ order of bytes is the channel's.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -112,7 +111,7 @@ class Delivery:
         self._taken = -1
         self._taken_at = 0.0
         # Of what is in the port's hand: how many bytes stand behind each block, and since when it waits.
-        self._in_hand: deque[tuple[int, float]] = deque()
+        self._in_hand: list[tuple[int, float]] = []  # few: those of one piece
         self._batch_since: float | None = None  # of what is in its hand, the oldest
         self._blocked_since: float | None = None
         self._told_full = False
@@ -271,7 +270,7 @@ class Delivery:
         """Note what the client has taken since this was last noted."""
         taken = self._untold - self._client.pending
         if self._takes is not None and taken > 0:
-            self._takes.rows.append((at, taken, 0))
+            self._takes.add(at, taken, 0)
             self._untold -= taken
 
     def note_rest(self) -> None:
@@ -332,7 +331,7 @@ class Delivery:
             return now if oldest is None else oldest
         # Framing stands behind the last block, so one whose end just left may count for a few bytes more.
         while self._in_hand and self._in_hand[0][0] >= pending:
-            self._in_hand.popleft()
+            del self._in_hand[0]
         if not self._in_hand:
             self._hold_alone(now)  # the port pushed something by itself, to ask a half-closed client
         return self._in_hand[0][1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
@@ -13,6 +14,7 @@ from ..ledger import Record
 FIRST: Final = 16  # steps that are kept for ever: how it came, and how its first attempt began
 LAST: Final = 48  # of the others, those that are kept
 ROWS: Final = 48  # of a track: the last
+_ROW: Final = 3  # figures
 
 
 class Step(NamedTuple):
@@ -45,21 +47,33 @@ class Counts(NamedTuple):
 class Track:
     """When bytes moved one way, and how many: a row for each move. Of many, the last are kept.
 
-    Adding one is an append to a bounded queue, so that a token may have one. Events are counted from the
-    start, so that the rows which are not kept need no sum. A track takes 8 KiB at most.
+    Adding one is an append, so that a token may have one. Events are counted from the start, so that the
+    rows which are not kept need no sum. A track takes 3 KiB at most: three objects a row would be five times
+    as much.
 
     Attributes:
-        rows: Trio clock seconds, bytes, and all events by then.
         since: when the first bytes moved; None: nothing did.
         counts: see there; None: nobody counted.
     """
 
-    __slots__ = ("counts", "rows", "since")
+    __slots__ = ("_moves", "counts", "since")
 
     def __init__(self) -> None:
-        self.rows: Final[deque[tuple[float, int, int]]] = deque(maxlen=ROWS)
+        self._moves: Final = array("d")  # rows end to end: whole numbers up to 2**53 stay what they are
         self.since: float | None = None
         self.counts: Counts | None = None
+
+    def add(self, at: float, size: int, events: int) -> None:
+        """Add a row: Trio clock seconds, bytes, and all events by then."""
+        self._moves.extend((at, size, events))
+        if len(self._moves) == 2 * ROWS * _ROW:
+            del self._moves[: ROWS * _ROW]
+
+    @property
+    def rows(self) -> list[tuple[float, int, int]]:
+        """Those that are kept, in order."""
+        kept = self._moves[-ROWS * _ROW :]
+        return [(at, int(size), int(events)) for at, size, events in zip(*[iter(kept)] * _ROW, strict=True)]
 
 
 class Terms(NamedTuple):

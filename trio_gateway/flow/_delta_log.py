@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Delta(NamedTuple):
@@ -25,6 +25,9 @@ class Delta(NamedTuple):
     chunk: bytes
     tokens: int
     size: int
+
+
+_KEEPS_NONE: Final = deque[Delta](maxlen=0)  # of all that keep none: each of its own would be 600 bytes
 
 
 class NotSent(Exception):
@@ -56,7 +59,7 @@ class DeltaLog:
         self._limit: float = math.inf if credit is None else credit
         self._most_kept = most_kept
         self._waiting: deque[Delta] = deque()
-        self._kept: deque[Delta] = deque()
+        self._kept = deque() if most_kept else _KEEPS_NONE
         self.waiting_bytes = 0
         self.kept_bytes = 0
         self.last = 0

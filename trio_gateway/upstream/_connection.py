@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, Self, final
 
@@ -163,7 +162,7 @@ class Answer:
         self._engine_done = engine_done
         self._give_back = give_back
         self._decoder = _decoder(head)
-        self._coded: deque[bytes] = deque()
+        self._coded = b""
         self._broken: UpstreamFailed | None = None
         if self._body.ended:
             self._body.rest, self._first = rest, b""
@@ -202,7 +201,7 @@ class Answer:
             if piece and self._decoder is None:
                 return piece
             if piece:
-                self._coded.append(piece)
+                self._coded = piece
 
     def _unframe(self, data: bytes) -> bytes:
         try:
@@ -223,15 +222,14 @@ class Answer:
     def _inflate(self) -> bytes:
         """Take the coding off, at most 64 KiB at a time, so that a small body can not blow up."""
         assert self._decoder is not None
-        data = self._coded.popleft()
+        data, self._coded = self._coded, b""
         if self._decoder.eof:  # it would keep all that follows its end, and copy it each time
             raise UpstreamFailed(UpstreamFault.MALFORMED, "bytes follow the end of the content coding")
         try:
             piece = self._decoder.decompress(data, _INFLATED_PIECE)
         except zlib.error as exc:
             raise UpstreamFailed(UpstreamFault.MALFORMED, f"the content coding is broken: {exc}") from None
-        if self._decoder.unconsumed_tail:
-            self._coded.appendleft(self._decoder.unconsumed_tail)
+        self._coded = self._decoder.unconsumed_tail
         return piece
 
     def _check_coding_ended(self) -> None:
