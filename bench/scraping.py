@@ -15,6 +15,7 @@ import trio
 from trio_gateway.config import parse_settings
 from trio_gateway.contract import Ending, Outcome
 from trio_gateway.exchange import Exchange
+from trio_gateway.flow import in_steps
 from trio_gateway.gateway import SWITCH_INTERVAL, Gateway
 from trio_gateway.ledger import Tally
 from trio_gateway.telemetry import Log, render_metrics
@@ -42,7 +43,7 @@ async def scrape(times: int) -> tuple[float, float, float, int]:
     """Scrape again and again; answers ms of CPU for a snapshot, for a page, the longest pause, and bytes.
 
     The pause is CPU time between two wake-ups of a task that sleeps for half a millisecond, as in
-    `large_bodies`: the snapshot is in it, and whatever of the thread's work keeps the loop from running.
+    `large_bodies`: the snapshot is in it, and the longest piece of the page.
     """
     gateway = Gateway(parse_settings(_settings()), Log(None))
     _fill(gateway)
@@ -71,7 +72,7 @@ async def scrape(times: int) -> tuple[float, float, float, int]:
                 figures = gateway.statistics()
                 snapshots.append(time.thread_time() - began)
                 began = time.process_time()
-                page = await trio.to_thread.run_sync(render_metrics, figures)
+                page = b"".join(await in_steps(render_metrics(figures), 1))
                 pages.append(time.process_time() - began)
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import AsyncIterator, Callable
@@ -107,7 +108,8 @@ def test_there_is_a_command_for_everything_that_the_door_does() -> None:
 async def test_what_is_read_is_a_table_or_json(name: str) -> None:
     words, answer, seen = READING[name]
     async with operator(VIEWER) as somebody:
-        expected = json.loads(json.dumps(answer(somebody.port)))
+        answered = answer(somebody.port)
+        expected = json.loads(json.dumps(await answered if inspect.isawaitable(answered) else answered))
         told = await somebody.json(*words)
         assert expected in (told, *told.values())
         code, out, err = await somebody.types(*words)

@@ -94,7 +94,7 @@ async def door(
     app = make_admin_app(
         opened.port,
         Access(tokens, hosts),
-        Metrics(lambda figures: b"arrived %d\n" % figures["arrived"], "text/plain"),
+        Metrics(lambda figures: iter((b"arrived ", b"%d\n" % figures["arrived"])), "text/plain"),
         lambda where, exc: opened.bugs.append(exc),
         pages or {},
     )

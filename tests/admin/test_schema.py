@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_named_where_it_stands(
     assert told(value, schema) == [(where, why)]
 
 
-def test_the_fake_port_answers_in_the_shapes_of_the_real_one() -> None:
+async def test_the_fake_port_answers_in_the_shapes_of_the_real_one() -> None:
     port = FakeAdminPort()
     of_a_kind: list[tuple[Any, str]] = [
         *((request_row(n), "Request") for n in range(3)),
@@ -93,10 +93,10 @@ def test_the_fake_port_answers_in_the_shapes_of_the_real_one() -> None:
         (worker_row(1), "Worker"),
         (port.queues(), "Queues"),
         (port.limits(), "Limits"),
-        (port.self_audit(), "SelfAudit"),
+        (await port.self_audit(), "SelfAudit"),
         (port.snapshot(), "Snapshot"),
         (port.version(), "Version"),
-        ({"tasks": port.tasks()}, "Tasks"),
+        ({"tasks": await port.tasks()}, "Tasks"),
         ({"tenants": port.tenants()}, "Tenants"),
         (port.timeline(port.rows[0]["id"]), "Timeline"),
     ]

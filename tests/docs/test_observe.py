@@ -38,7 +38,7 @@ def known() -> dict[str, set[str]]:
             found |= {f"{name}_bucket": labels, f"{name}_sum": labels, f"{name}_count": labels}
         else:
             found[name] = labels
-    page = render_metrics(STATISTICS).decode()
+    page = b"".join(render_metrics(STATISTICS)).decode()
     return found | {name: set() for name in re.findall(r"^# TYPE (process_\w+)", page, re.MULTILINE)}
 
 
@@ -124,7 +124,7 @@ def test_prometheus_own_tool_takes_the_rules_and_they_do_what_their_tests_say() 
 def test_prometheus_own_tool_finds_no_fault_with_the_page_of_metrics() -> None:
     done = subprocess.run(
         ["promtool", "check", "metrics"],
-        input=render_metrics(STATISTICS),
+        input=b"".join(render_metrics(STATISTICS)),
         capture_output=True,
         timeout=60,
         check=False,

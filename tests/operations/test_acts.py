@@ -14,6 +14,7 @@ from tests.e2e.serving import Serving, error_code, serving, tenant
 from tests.operations.test_live_limits import ME, act, refused
 from trio_gateway.admin import SHAPES, RequestFilter, complaints
 from trio_gateway.operations._pulse import bucket_quantile, quantile
+from trio_gateway.operations._requests import row_now
 from trio_gateway.tenancy import new_key, open_roster
 from trio_gateway.testing import Answer, WaitFor, chat_request, good_answer, open_engine
 
@@ -224,7 +225,7 @@ async def test_everything_that_can_be_read_has_its_shape() -> None:
         await night.call("key-b")
         waits = await night.call("key-b", waits=True)
         operations = night.gateway.gateway.operations
-        expect_shape(operations.requests(RequestFilter()), "Requests")
+        expect_shape(await operations.requests(RequestFilter()), "Requests")
         for each in (name, waits):
             expect_shape(operations.timeline(each), "Timeline")
             expect_shape(await operations.flight(each), "Flight")
@@ -232,13 +233,13 @@ async def test_everything_that_can_be_read_has_its_shape() -> None:
         expect_shape(operations.queues(), "Queues")
         expect_shape({"workers": operations.workers()}, "Workers")
         expect_shape(operations.limits(), "Limits")
-        expect_shape({"tasks": operations.tasks()}, "Tasks")
-        expect_shape(operations.self_audit(), "SelfAudit")
+        expect_shape({"tasks": await operations.tasks()}, "Tasks")
+        expect_shape(await operations.self_audit(), "SelfAudit")
         expect_shape(operations.version(), "Version")
         expect_shape(operations.snapshot(), "Snapshot")
         await act(night.gateway, "requests.cancel", name)
         await night.gateway.settled(1)
-        expect_shape(operations.requests(RequestFilter(state="ended")), "Requests")
+        expect_shape(await operations.requests(RequestFilter(state="ended")), "Requests")
         expect_shape(operations.timeline(name), "Timeline")
         expect_shape({"endings": operations.endings(5)}, "Endings")
         expect_shape({"audit": await operations.audit(5)}, "Audit")
@@ -255,23 +256,41 @@ async def test_requests_are_found_by_what_they_are() -> None:
         await night.gateway.settled(1)
         await night.gateway.until(lambda: night.gateway.depth == 0)
 
-        def found(**asked: Any) -> list[str]:
-            answer = night.gateway.gateway.operations.requests(RequestFilter(**asked))
+        async def found(**asked: Any) -> list[str]:
+            answer = await night.gateway.gateway.operations.requests(RequestFilter(**asked))
             return [row["id"] for row in answer["requests"]]
 
-        assert found() == [third, second, first]
-        assert found(state="ended") == [first]
-        assert found(state="running") == [third, second]
-        assert found(state="waiting") == []
-        assert found(tenant="b") == [third, second]
-        assert found(model="m1") == [third, second, first]
-        assert found(model="m2") == []
-        assert found(worker="w2") == [second]
-        assert found(worker="w1", state="ended") == [first]
-        assert found(search=second[8:20]) == [second]
-        assert found(search="a-key") == [first]
-        assert found(limit=1, offset=1) == [second]
-        assert night.gateway.gateway.operations.requests(RequestFilter(limit=1))["total"] == 3
+        assert await found() == [third, second, first]
+        assert await found(state="ended") == [first]
+        assert await found(state="running") == [third, second]
+        assert await found(state="waiting") == []
+        assert await found(tenant="b") == [third, second]
+        assert await found(model="m1") == [third, second, first]
+        assert await found(model="m2") == []
+        assert await found(worker="w2") == [second]
+        assert await found(worker="w1", state="ended") == [first]
+        assert await found(search=second[8:20]) == [second]
+        assert await found(search="a-key") == [first]
+        assert await found(limit=1, offset=1) == [second]
+        answer = await night.gateway.gateway.operations.requests(RequestFilter(limit=1))
+        assert answer["total"] == 3
+
+
+async def test_a_request_that_ends_while_the_rows_are_written_has_the_row_of_an_ended_one() -> None:
+    async with held() as night:
+        house = night.gateway.gateway.house
+        (exchange,) = [house.live.find(await night.call())]
+        assert exchange is not None
+        running = row_now(exchange, house)
+        assert running is not None
+        assert running["state"] == "running"
+        await act(night.gateway, "requests.cancel", exchange.request.exchange_id)
+        await night.gateway.settled(1)
+        ended = row_now(exchange, house)
+        assert ended is not None
+        assert (ended["state"], ended["id"]) == ("ended", running["id"])
+        house.books.recent.clear()
+        assert row_now(exchange, house) is None
 
 
 async def test_the_feed_tells_endings_once_and_rates_since_the_last() -> None:

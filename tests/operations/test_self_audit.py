@@ -52,11 +52,11 @@ async def test_a_lease_that_nobody_gives_back_is_named() -> None:
         ticket = gateway.gateway.admission.enter(request)
         lease = await ticket.wait()
         assert found(auditor) == [("lease", request.exchange_id, "w1")]
-        report = auditor.look()
+        report = await auditor.look()
         assert (report["ok"], report["leaks"][0]["holder"]) == (False, request.exchange_id)
         lease.release()
         assert found(auditor) == []
-        assert auditor.look() == {"ok": True, "equations": [], "leaks": []}
+        assert await auditor.look() == {"ok": True, "equations": [], "leaks": []}
 
 
 async def test_a_position_that_nobody_waits_at_is_named() -> None:
@@ -155,7 +155,7 @@ async def test_random_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch) ->
         async def look() -> None:
             nonlocal looks
             while True:
-                report = auditor.look()
+                report = await auditor.look()
                 assert report == {"ok": True, "equations": [], "leaks": []}
                 looks += 1
                 await trio.sleep(0.002)

@@ -40,7 +40,7 @@ async def test_each_exchange_has_its_tasks_with_the_place_where_they_wait(autoju
         await trio.sleep(1)
         slow = rig.start(client=RecordingClient(room=1000))
         await trio.sleep(1)
-        rows = TaskTree().rows()
+        rows = await TaskTree().rows()
         assert list(complaints({"tasks": rows}, SHAPES["Tasks"], SHAPES)) == []
         waiting = places(of(rows, first.exchange.request.exchange_id))
         assert {"ExchangeClock.run", "RecordingClient.wait_gone"} <= waiting
@@ -52,14 +52,14 @@ async def test_each_exchange_has_its_tasks_with_the_place_where_they_wait(autoju
         for running in (first, slow):
             running.client.leave()
         await rig.live.wait_none()
-        assert of(TaskTree().rows(), first.exchange.request.exchange_id) == []
+        assert of(await TaskTree().rows(), first.exchange.request.exchange_id) == []
 
 
 async def test_no_more_than_so_many_are_described(autojump_clock: object) -> None:
     async with rigged((Head(), Hold())) as rig:
         many = [rig.start() for _ in range(10)]
         await trio.sleep(1)
-        rows = TaskTree().rows(most=12)
+        rows = await TaskTree().rows(most=12)
         last = of(rows, None)[-1]
         assert last["name"].endswith(" further tasks")
         assert count(rows) == 13
@@ -80,7 +80,7 @@ async def test_a_gateway_tells_its_own_tasks_too() -> None:
             await client.send(chat_request(stream=True))
             await client.read_events(1)
             (exchange,) = gateway.gateway.live
-            rows = gateway.gateway._operations.tasks()
+            rows = await gateway.gateway._operations.tasks()
             assert places(of(rows, exchange.request.exchange_id))
             assert "SelfAudit.run" in places(of(rows, None))
             client.leave_reset()

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from trio_gateway.telemetry import METRICS_TYPE, render_metrics
+from trio_gateway.telemetry._metrics import PIECE
 
 SERIES = 5  # of such a histogram: three buckets, their count and their sum
 
@@ -87,7 +88,7 @@ STATISTICS: dict[str, Any] = {
 
 def samples(statistics: dict[str, Any]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every sample of the page, by name and labels."""
-    page = render_metrics(statistics).decode()
+    page = b"".join(render_metrics(statistics)).decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(page)
@@ -180,7 +181,7 @@ def test_there_is_a_sample_for_each_figure_and_no_other() -> None:
 
 
 def test_the_process_tells_of_itself_under_the_usual_names() -> None:
-    page = render_metrics(STATISTICS).decode()
+    page = b"".join(render_metrics(STATISTICS)).decode()
     families = {family.name for family in text_string_to_metric_families(page)}
     others = {name for name in families if not name.startswith("trio_gateway_")}
     assert {"process_cpu_seconds", "process_resident_memory_bytes", "process_open_fds"} <= others
@@ -221,3 +222,13 @@ def test_no_text_breaks_out_of_its_label(text: str) -> None:
 
 def test_the_page_is_text() -> None:
     assert METRICS_TYPE.startswith("text/plain")
+
+
+def test_a_long_page_is_written_in_pieces_of_so_many_lines() -> None:
+    many = [("chat.completions", "m", f"tenant-{number}", "completed") for number in range(4 * PIECE)]
+    counts = {**STATISTICS["counts"], "requests": {"labels": many, "values": [1] * len(many)}}
+    pieces = list(render_metrics({**STATISTICS, "counts": counts}))
+    assert len(pieces) >= 4
+    sizes = [piece.count(b"trio_gateway_requests_total{") for piece in pieces]
+    assert max(sizes) <= PIECE
+    assert sum(sizes) == len(many)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 import jiter
-import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..errors import Refused
+from ..flow import in_steps
 from ._access import Access
 from ._feed import Feed
 from ._guard import Bug, Guard, Handler, actor_if_known, actor_of, answering, as_json, intake_of, told
@@ -49,11 +49,12 @@ class Metrics:
     """How metrics are written.
 
     Attributes:
-        render: writes statistics; runs in a thread.
+        render: writes statistics, in pieces between which others run: a thread would hold up the loop
+            too, and for longer where the processors are busy.
         media_type: of what it writes.
     """
 
-    render: Callable[[Statistics], bytes]
+    render: Callable[[Statistics], Iterator[bytes]]
     media_type: str
 
 
@@ -77,9 +78,8 @@ def make_admin_app(
         return as_json({"status": "ok"})
 
     async def write_metrics(request: Request) -> Response:
-        figures = port.statistics()
-        page = await trio.to_thread.run_sync(metrics.render, figures, abandon_on_cancel=True)
-        return Response(page, headers={"content-type": metrics.media_type})
+        pieces = await in_steps(metrics.render(port.statistics()), 1)
+        return Response(b"".join(pieces), headers={"content-type": metrics.media_type})
 
     async def openapi(request: Request) -> Response:  # noqa: ASYNC124
         return as_json(document(port.version()["version"]))

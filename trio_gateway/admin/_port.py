@@ -2,7 +2,8 @@
 
 Answers are JSON values: objects, lists, text, numbers and null. Their shapes stand in
 `trio_gateway.admin._shapes`, times are seconds, and ages are relative to now. Synchronous
-methods answer at once, from memory, within a few milliseconds; the others may ask a database.
+methods answer at once, from memory, within a few milliseconds. The others take longer: what they
+answer of a thousand requests was true while they looked, not all of it at one moment.
 """
 
 from __future__ import annotations
@@ -143,10 +144,6 @@ class AdminPort(Protocol):
         """Answer the figures of this moment."""
         ...
 
-    def requests(self, asked: RequestFilter) -> Row:
-        """Answer ``{"requests": rows, "total": of all that match, "offset": of the first row}``."""
-        ...
-
     def timeline(self, request_id: str) -> Row:
         """Answer ``{"request": row, "timeline": steps}``; the id is an exchange's. ``not_found``."""
         ...
@@ -165,14 +162,6 @@ class AdminPort(Protocol):
 
     def limits(self) -> Row:
         """Answer ``{"limits": {dotted name: {"value", "source", "applies"}}}``."""
-        ...
-
-    def tasks(self) -> list[Row]:
-        """Answer the tree of tasks by exchange."""
-        ...
-
-    def self_audit(self) -> Row:
-        """Answer ``{"ok", "equations", "leaks"}``."""
         ...
 
     def endings(self, limit: int) -> list[Row]:
@@ -198,7 +187,19 @@ class AdminPort(Protocol):
         """Answer what the live feed tells every second."""
         ...
 
-    # -- reading; may wait
+    # -- reading; in steps, between which others run, or from a database
+
+    async def requests(self, asked: RequestFilter) -> Row:
+        """Answer ``{"requests": rows, "total": of all that match, "offset": of the first row}``."""
+        ...
+
+    async def tasks(self) -> list[Row]:
+        """Answer the tree of tasks by exchange."""
+        ...
+
+    async def self_audit(self) -> Row:
+        """Answer ``{"ok", "equations", "leaks"}``."""
+        ...
 
     async def audit(self, limit: int) -> list[Row]:
         """Answer the latest actions, newest first."""

@@ -160,7 +160,6 @@ _POOL: Final = shape(
 _TASK: Final = shape(
     name=text(),
     doing=or_null(text("innermost place of ours: file, line and function")),
-    **{"for": or_null(number("seconds that it is there; null: not known"))},
     children=many(named("Task")),
 )
 

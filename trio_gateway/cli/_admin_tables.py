@@ -115,8 +115,7 @@ def shown(value: Any) -> str:
 
 
 def _print_task(task: Mapping[str, Any], indent: str) -> None:
-    since = "" if task["for"] is None else f" for {shown(task['for'])} s"
-    typer.echo(f"{indent}{shown(task['name'])}: {shown(task['doing'])}{since}")
+    typer.echo(f"{indent}{shown(task['name'])}: {shown(task['doing'])}")
     for child in task["children"]:
         _print_task(child, indent + "  ")
 

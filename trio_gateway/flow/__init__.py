@@ -1,9 +1,10 @@
-"""What flows inside one exchange: bytes under a cap, and cancellation with a cause."""
+"""What flows inside one exchange: bytes under a cap, and cancellation with a cause; long work in steps."""
 
 from ._byte_channel import BufferPool, ByteChannel, ChannelStatistics, Gathering, Joiner, Taken
 from ._delta_log import Delta, DeltaLog, Dropped, NotSent
 from ._event_log import EventLog
 from ._request_scope import RequestScope
+from ._steps import in_steps
 
 __all__ = [
     "BufferPool",
@@ -18,4 +19,5 @@ __all__ = [
     "NotSent",
     "RequestScope",
     "Taken",
+    "in_steps",
 ]

@@ -78,10 +78,6 @@ class Operations:
         """See AdminPort."""
         return statistics(self._house)
 
-    def requests(self, asked: RequestFilter) -> Row:
-        """See AdminPort."""
-        return _requests.requests(self._house, asked)
-
     def timeline(self, request_id: str) -> Row:
         """See AdminPort."""
         return _requests.timeline(self._house, request_id)
@@ -101,14 +97,6 @@ class Operations:
     def limits(self) -> Row:
         """See AdminPort."""
         return self.configured.limits()
-
-    def tasks(self) -> list[Row]:
-        """See AdminPort."""
-        return self._tree.rows()
-
-    def self_audit(self) -> Row:
-        """See AdminPort."""
-        return self.auditor.look()
 
     def endings(self, limit: int) -> list[Row]:
         """See AdminPort."""
@@ -139,6 +127,18 @@ class Operations:
     def snapshot(self) -> Row:
         """See AdminPort."""
         return self._pulse.snapshot()
+
+    async def requests(self, asked: RequestFilter) -> Row:
+        """See AdminPort."""
+        return await _requests.requests(self._house, asked)
+
+    async def tasks(self) -> list[Row]:
+        """See AdminPort."""
+        return await self._tree.rows()
+
+    async def self_audit(self) -> Row:
+        """See AdminPort."""
+        return await self.auditor.look()
 
     async def audit(self, limit: int) -> list[Row]:
         """See AdminPort."""

@@ -16,15 +16,18 @@ import trio
 
 from ..admin import Row
 from ..contract import Outcome
-from ..exchange import exchange_of
+from ..exchange import Exchange, exchange_of
+from ..flow import in_steps
 from ._house import House
-from ._tasks import TaskTree
+from ._tasks import TaskTree, children_of, has_ended
 
 EVERY: Final = 10.0  # seconds between two looks in the background
 SLACK: Final = 5.0  # seconds that something may be held beyond its time
 FAREWELL: Final = 15.0  # seconds in which an exchange that was ended is over
 MOST_LEAKS: Final = 100  # that are named
+STEP: Final = 1000  # things that are looked at in one step on the loop, some 0.5 ms
 
+Seen = dict[tuple[str, str], float]  # kind and holder of what was seen, and when first
 Kind = Literal["lease", "position", "buffer", "descriptor", "task"]
 
 
@@ -51,34 +54,45 @@ class SelfAudit:
     def __init__(self, house: House) -> None:
         self._house = house
         self._tree = TaskTree()
-        self._seen: dict[tuple[str, str], float] = {}
+        self._seen: Seen = {}
         self._told: tuple[object, ...] = ()
 
-    def look(self) -> Row:
+    async def look(self) -> Row:
         """Answer ``{"ok", "equations", "leaks"}`` as it is now."""
-        equations, leaks = self._house.equations(), self.leaks()
+        equations = self._house.equations()
+        seen: Seen = {}
+        leaks = _oldest_first(await in_steps(self._find(trio.current_time(), seen), STEP))
+        self._seen = seen
         self._house.leaks = len(leaks)
         shown = [{**asdict(leak), "age": round(leak.age, 3)} for leak in leaks[:MOST_LEAKS]]
         return {"ok": not (equations or leaks), "equations": equations, "leaks": shown}
 
     def leaks(self) -> list[Leak]:
         """Name what is held for nobody, oldest first."""
-        now = trio.current_time()
-        before, self._seen = self._seen, {}
-        found = [
-            *self._leases(now),
-            *self._positions(now),
-            *self._buffers(now, before),
-            *self._descriptors(now, before),
-            *self._tasks(now, before),
-        ]
-        return sorted(found, key=lambda leak: -leak.age)
+        seen: Seen = {}
+        found = [leak for leak in self._find(trio.current_time(), seen) if leak is not None]
+        self._seen = seen
+        return _oldest_first(found)
+
+    def _find(self, now: float, seen: Seen) -> Iterator[Leak | None]:
+        """Look at everything, and go on a while later; None for what is right, as some of it must be.
+
+        Args:
+            seen: takes what was seen, and when first, for the next look.
+        """
+        # At one moment each, for what was held in the one may be given back in the next.
+        yield from list(self._leases(now))
+        yield from [None] * STEP
+        yield from list(self._positions(now))
+        yield from [None] * STEP
+        yield from [*self._buffers(now, seen), *self._descriptors(now, seen)]
+        yield from self._tasks(now, seen)
 
     async def run(self) -> None:
         """Look from time to time, for ever; what changed is logged."""
         while True:
             await trio.sleep(EVERY)
-            self._tell(self.look())
+            self._tell(await self.look())
 
     def _tell(self, found: Row) -> None:
         holders = tuple((leak["kind"], leak["holder"]) for leak in found["leaks"])
@@ -126,7 +140,7 @@ class SelfAudit:
                 detail = f"a position of tenant {request.tenant} for {request.model}"
                 yield Leak("position", request.exchange_id, None, over, detail)
 
-    def _buffers(self, now: float, before: dict[tuple[str, str], float]) -> Iterator[Leak]:
+    def _buffers(self, now: float, seen: Seen) -> Iterator[Leak]:
         house = self._house
         for kept in (house.sockets.kept, house.generator.kept):
             for request_id, age, size in kept.overdue(now):
@@ -139,42 +153,58 @@ class SelfAudit:
             unknown -= size
             if age > SLACK:
                 yield Leak("buffer", exchange, None, age, f"{size} bytes for its client")
-        if unknown > 0 and (age := self._since("buffer", "unknown", now, before)) > SLACK:
+        if unknown > 0 and (age := self._since("buffer", "unknown", now, seen)) > SLACK:
             yield Leak("buffer", "unknown", None, age, f"{unknown} bytes that no exchange has")
 
-    def _descriptors(self, now: float, before: dict[tuple[str, str], float]) -> Iterator[Leak]:
+    def _descriptors(self, now: float, seen: Seen) -> Iterator[Leak]:
         house = self._house
         for worker, age in house.connections.overdue():
             if age > SLACK:
                 yield Leak("descriptor", worker, worker, age, "an idle connection that is not closed")
         watched = len(house.watch) - house.server.open
-        if watched > 0 and (age := self._since("descriptor", "watched", now, before)) > SLACK:
+        if watched > 0 and (age := self._since("descriptor", "watched", now, seen)) > SLACK:
             yield Leak("descriptor", "watched", None, age, f"{watched} sockets without a connection")
 
-    def _tasks(self, now: float, before: dict[tuple[str, str], float]) -> Iterator[Leak]:
+    def _tasks(self, now: float, seen: Seen) -> Iterator[Leak | None]:
         for task in _all_tasks():
-            exchange = exchange_of(task)
-            if exchange is None or self._house.live.find(exchange) is not None:
-                continue
-            seen = self._since("task", f"{exchange} {id(task)}", now, before)
-            age = max(seen, self._house.live.ended_for(exchange, now) or 0.0)
-            if age > SLACK:
-                where = self._tree.where(task) or "nowhere of ours"
-                yield Leak("task", exchange, None, age, f"{task.name} at {where}")
+            yield self._orphan(task, now, seen)
         for each in self._house.live:
-            ending = each.ending
-            if ending is None or ending.outcome is Outcome.COMPLETED:
-                continue  # who has all of it may still be asked for its last words
-            exchange = each.request.exchange_id
-            age = self._since("ended", exchange, now, before) - FAREWELL
-            if age > 0:
-                place = None if each.task is None else self._tree.where(each.task)
-                yield Leak("task", exchange, None, age, f"ended as {ending.outcome.value}, at {place}")
+            yield self._straggler(each, now, seen)
 
-    def _since(self, kind: str, holder: str, now: float, before: dict[tuple[str, str], float]) -> float:
+    def _orphan(self, task: trio.lowlevel.Task, now: float, seen: Seen) -> Leak | None:
+        """A task that outlives its exchange."""
+        exchange = exchange_of(task)
+        if exchange is None or self._house.live.find(exchange) is not None:
+            return None
+        since = self._since("task", f"{exchange} {id(task)}", now, seen)
+        age = max(since, self._house.live.ended_for(exchange, now) or 0.0)
+        if age <= SLACK:
+            return None
+        where = self._tree.where(task) or "nowhere of ours"
+        return Leak("task", exchange, None, age, f"{task.name} at {where}")
+
+    def _straggler(self, exchange: Exchange, now: float, seen: Seen) -> Leak | None:
+        """An exchange that was ended and is not over."""
+        ending = exchange.ending
+        if ending is None or ending.outcome is Outcome.COMPLETED:
+            return None  # who has all of it may still be asked for its last words
+        request_id = exchange.request.exchange_id
+        if self._house.live.find(request_id) is not exchange:
+            return None  # over by now
+        age = self._since("ended", request_id, now, seen) - FAREWELL
+        if age <= 0:
+            return None
+        place = None if exchange.task is None else self._tree.where(exchange.task)
+        return Leak("task", request_id, None, age, f"ended as {ending.outcome.value}, at {place}")
+
+    def _since(self, kind: str, holder: str, now: float, seen: Seen) -> float:
         """Seconds since something was first seen without a pause."""
-        first = self._seen[kind, holder] = before.get((kind, holder), now)
+        first = seen[kind, holder] = self._seen.get((kind, holder), now)
         return now - first
+
+
+def _oldest_first(leaks: list[Leak]) -> list[Leak]:
+    return sorted(leaks, key=lambda leak: -leak.age)
 
 
 def _all_tasks() -> Iterator[trio.lowlevel.Task]:
@@ -182,6 +212,7 @@ def _all_tasks() -> Iterator[trio.lowlevel.Task]:
     left = [] if root is None else [root]
     while left:
         task = left.pop()
+        if has_ended(task):
+            continue
         yield task
-        for nursery in task.child_nurseries:
-            left += nursery.child_tasks
+        left += children_of(task)

@@ -119,8 +119,9 @@ class FakeAdminPort:
             raise self.raises
         return {"version": "1", "arrived": len(self.rows)}
 
-    def requests(self, asked: RequestFilter) -> Row:
+    async def requests(self, asked: RequestFilter) -> Row:
         """Answer those rows that match."""
+        await trio.lowlevel.checkpoint()
         found = [row for row in self.rows if _matches(row, asked)]
         page = found[asked.offset : asked.offset + asked.limit]
         return {"requests": page, "total": len(found), "offset": asked.offset}
@@ -173,14 +174,16 @@ class FakeAdminPort:
         """Answer one limit."""
         return {"limits": {"admission.max_queued": {"value": 1024, "source": "default", "applies": "now"}}}
 
-    def tasks(self) -> list[Row]:
+    async def tasks(self) -> list[Row]:
         """Answer one task with a child."""
-        child: Row = {"name": "pump", "doing": "exchange/_attempt.py:10 relay", "for": None, "children": []}
-        task: Row = {"name": "connection", "doing": None, "for": 2.0, "children": [child]}
+        await trio.lowlevel.checkpoint()
+        child: Row = {"name": "pump", "doing": "exchange/_attempt.py:10 relay", "children": []}
+        task: Row = {"name": "connection", "doing": None, "children": [child]}
         return [{"exchange": self.rows[0]["id"] if self.rows else None, "tasks": [task]}]
 
-    def self_audit(self) -> Row:
+    async def self_audit(self) -> Row:
         """Answer one leak."""
+        await trio.lowlevel.checkpoint()
         leak = {
             "kind": "lease",
             "holder": "x",
