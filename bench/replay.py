@@ -23,6 +23,7 @@ from trio_gateway.exchange import (
     AttemptParts,
     DeliveryLimits,
     Exchange,
+    ExchangeClocks,
     ExchangeLimits,
     LiveExchanges,
     Parts,
@@ -184,6 +185,7 @@ def make_gateway(*, metrics: bool, traces: bool = False) -> Gateway:
         limits=ExchangeLimits(
             3, 256 * KiB, DeliveryLimits(30, 120, 10), False, "event", False, recorded=metrics
         ),
+        clocks=ExchangeClocks(),
         boot_id="boot",
         settled=_forget,
         bug=_raise,
@@ -215,6 +217,7 @@ async def play_in(gateway: Gateway, exchanges: int, tokens: int) -> None:
     """Do that beside the tasks that a gateway has anyway."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(gateway.workers.run)
+        nursery.start_soon(gateway.parts.clocks.run)
         await play(gateway, exchanges, tokens)
         nursery.cancel_scope.cancel()
 

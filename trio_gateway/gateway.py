@@ -54,6 +54,7 @@ from .errors import Problem, Refused
 from .exchange import (
     SHUT_DOWN,
     AttemptParts,
+    ExchangeClocks,
     LiveExchanges,
     Parts,
     RetryBudget,
@@ -137,6 +138,7 @@ class Gateway:
         self.exporter: Final = self._make_exporter(settings)
         self.live: Final = LiveExchanges(settings.telemetry.flights)
         self.watch: Final = HangupWatch()
+        self.clocks: Final = ExchangeClocks()
         self.drain: Final = DrainKeeper(self._note_idle, self._note_let_go)
         self.idle_times: Final = Counter[str]()
         self.buffers: Final = BufferPool(settings.delivery.total_buffer_bytes)
@@ -261,7 +263,7 @@ class Gateway:
         """Start every task of the gateway, and accept connections."""
         self._nursery = nursery
         watches = (self.watch.run, self.fleet_watch.run, self.named_workers.run, self.loop_watch.run)
-        for task in (*watches, self.drain.run, self.admission.run, self._sweep):
+        for task in (*watches, self.clocks.run, self.drain.run, self.admission.run, self._sweep):
             nursery.start_soon(task)
         if self.follower is not None:
             await nursery.start(self.follower.run)
@@ -490,6 +492,7 @@ class Gateway:
             books=self.books,
             budget=RetryBudget(settings.retry.budget_ratio),
             limits=exchange_limits(settings),
+            clocks=self.clocks,
             boot_id=self.boot_id,
             accepted=self._accepted,
             settled=self._settled,

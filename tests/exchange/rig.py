@@ -20,6 +20,7 @@ from trio_gateway.exchange import (
     AttemptParts,
     DeliveryLimits,
     Exchange,
+    ExchangeClocks,
     ExchangeLimits,
     LiveExchanges,
     Parts,
@@ -143,11 +144,13 @@ class Rig:
                 expose_worker=limit["expose_worker"],
                 merge_deltas=limit["merge_deltas"],
             ),
+            clocks=ExchangeClocks(),
             boot_id="boot",
             settled=self.records.append,
             bug=lambda where, exc: self.bugs.append((where, exc)),
             rates=self.rates,
         )
+        nursery.start_soon(self.parts.clocks.run)
 
     # -- running
 

@@ -1,6 +1,7 @@
 """One request: its scope, its attempts, its delivery, its retries, its ending."""
 
 from ._attempt import AttemptLimits, AttemptParts
+from ._clock import ExchangeClocks
 from ._delivery import DeliveryLimits
 from ._endings import OPERATOR, OWNER, SHUT_DOWN
 from ._exchange import Exchange, ExchangeLimits, Parts, admit, exchange_of
@@ -18,6 +19,7 @@ __all__ = [
     "AttemptParts",
     "DeliveryLimits",
     "Exchange",
+    "ExchangeClocks",
     "ExchangeLimits",
     "Flight",
     "LiveExchanges",

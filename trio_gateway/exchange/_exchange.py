@@ -35,7 +35,7 @@ from ..ledger import Books, Record, Tally, TokensOf, four_bytes_each
 from ..tenancy import RateBook
 from ..wire import DeltaJoiner, failed_chunk
 from ._attempt import Attempt, AttemptParts
-from ._clock import ExchangeClock
+from ._clock import ExchangeClock, ExchangeClocks
 from ._delivery import Delivery, DeliveryLimits
 from ._endings import (
     BUG,
@@ -103,6 +103,7 @@ class Parts:
     books: Books
     budget: RetryBudget
     limits: ExchangeLimits
+    clocks: ExchangeClocks
     boot_id: str
     settled: Callable[[Record], None]
     bug: Callable[[str, BaseException], None]
@@ -191,7 +192,7 @@ class Exchange:
         self._queued = queued
         self._last_words = last_words
         self._scope = RequestScope(request.deadline, TOO_LATE)
-        self._clock = ExchangeClock(self._look)
+        self._clock = ExchangeClock(parts.clocks, self._look, self._fail_at_bug)
         self._delivery = Delivery(
             client,
             self.channel,
@@ -341,6 +342,10 @@ class Exchange:
             if others is not None:
                 raise others from None
 
+    def _fail_at_bug(self, exc: Exception) -> None:
+        self._note_bug(exc)
+        self.end(BUG)
+
     def _note_bug(self, exc: BaseException) -> None:
         self._parts.bug(self.request.exchange_id, exc)
         self._scope.note(BUG)
@@ -350,13 +355,15 @@ class Exchange:
             async with trio.open_nursery() as nursery:
                 self._delivery.start(nursery)
                 nursery.start_soon(self._watch_client)
-                nursery.start_soon(self._clock.run)
+                self._clock.start()
                 try:
                     await self._serve(nursery)
                 except Refused as refused:
                     await self._fail(refused.problem)
                 except ClientGone:
                     self.end(GONE)
+                finally:
+                    self._clock.stop()  # it may start a writer, which a closed nursery takes no more
                 nursery.cancel_scope.cancel()
 
     async def _watch_client(self) -> None:

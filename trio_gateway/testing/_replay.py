@@ -35,6 +35,7 @@ from ..exchange import (
     AttemptParts,
     DeliveryLimits,
     Exchange,
+    ExchangeClocks,
     ExchangeLimits,
     LiveExchanges,
     Parts,
@@ -91,6 +92,7 @@ async def replay(recorded: Recorded) -> Replayed:
     parts.books.arrive()
     exchange = Exchange(request, client, parts, lambda: None, kept=recorded.terms["kept"])
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(parts.clocks.run)
         nursery.start_soon(_be_client, recorded, client, began)
         nursery.start_soon(_end_from_outside, recorded, exchange, began)
         with LiveExchanges().holding(exchange):
@@ -167,6 +169,7 @@ def _parts(recorded: Recorded, began: float, records: list[Record]) -> Parts:
             expose_worker=False,
             merge_deltas=limits["merge_deltas"],
         ),
+        clocks=ExchangeClocks(),
         boot_id="replay",
         settled=records.append,
         bug=_raise,
