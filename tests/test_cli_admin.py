@@ -68,6 +68,11 @@ READING: dict[str, tuple[tuple[str, ...], Callable[[FakeAdminPort], Any], tuple[
     "limits": (("limits",), lambda port: port.limits(), ("admission.max_queued", "1024", "default")),
     "tasks": (("tasks",), lambda port: port.tasks(), (f"exchange {FIRST}", "    pump: exchange/_attempt")),
     "endings": (("endings",), lambda port: port.endings(100), ("completed", "2.5")),
+    "snapshot": (
+        ("snapshot",),
+        lambda port: {**port.snapshot(), "at": 2.0},
+        ("wait_p99", "tokens_per_second"),
+    ),
     "version": (("version",), lambda port: port.version(), ("1.2.3", "uptime", "12.5")),
     "configuration": (("configuration",), lambda port: port.configuration(), ("admin.tokens", "***")),
     "statistics": (("statistics",), lambda port: port.statistics(), ("arrived", "7")),

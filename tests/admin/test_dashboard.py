@@ -17,7 +17,8 @@ import trio
 from tests.admin.door import OPERATOR, TOKENS, VIEWER, Door, door
 from tests.admin.looking import ENTER, Dashboard, complaints_of, unnamed, url_of
 from tests.e2e.browser import Scheme, open_browser
-from trio_gateway.admin import DASHBOARD_PAGES, dashboard_page
+from trio_gateway.admin import DASHBOARD_PAGES, dashboard_page, refusal
+from trio_gateway.admin._feed import Feed, FeedAnswer
 from trio_gateway.testing import request_row
 
 LIMIT: Final = 90.0  # seconds; a browser takes its time to start
@@ -247,6 +248,26 @@ async def test_what_clients_call_themselves_is_text_whatever_it_is(tmp_path: Pat
             assert NASTY in await page.browser.text("sheet-in")
             assert await page.browser.run("return document.querySelectorAll('img').length") == 0
             assert await page.browser.run("return document.title") != "taken"
+
+
+@pytest.mark.slow
+async def test_who_can_not_follow_the_feed_sees_figures_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(feed: Feed) -> FeedAnswer:
+        raise refusal("feed_limit_reached", "16 feeds are open", retry_after=1.0)
+
+    monkeypatch.setattr(Feed, "answer", full)
+    running = "document.getElementById('tiles').textContent.includes('Running3')"
+    with trio.fail_after(LIMIT):
+        async with door(pages=DASHBOARD_PAGES, tokens=()) as opened, open_browser(tmp_path) as browser:
+            await browser.open(url_of(opened.address))
+            await browser.wait_text("state", "^too many feeds$")
+            await browser.wait_until(running)
+            seen = opened.port.snapshots
+            with trio.fail_after(20):
+                while opened.port.snapshots < seen + 2:
+                    await trio.sleep(0.1)
 
 
 @pytest.mark.slow

@@ -110,6 +110,31 @@ async def test_all_who_look_share_one_snapshot(
     nursery.cancel_scope.cancel()
 
 
+async def test_a_snapshot_can_be_asked_for_and_is_that_of_the_feed(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    port = FakeAdminPort()
+    watcher = Watcher(port)
+    nursery.start_soon(watcher.look)
+    await trio.sleep(1.5)
+    for _ in range(2):
+        told: list[bytes] = []
+
+        async def take(message: Message) -> None:
+            await trio.lowlevel.checkpoint()
+            told.append(message.get("body", b""))  # noqa: B023
+
+        async def receive() -> Message:
+            await trio.lowlevel.checkpoint()
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        path = "/admin/v1/snapshot"
+        await watcher.app({**SCOPE, "path": path, "raw_path": path.encode()}, receive, take)
+        assert json.loads(b"".join(told)) == watcher.of("snapshot")[-1]
+    assert port.snapshots == 2
+    nursery.cancel_scope.cancel()
+
+
 async def test_each_ending_comes_once_and_those_before_do_not(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -257,6 +257,40 @@ async def test_one_that_no_worker_can_come_for_is_told_so(autojump_clock: MockCl
     lease.release()
 
 
+async def test_what_nobody_can_tell_is_not_predicted(autojump_clock: MockClock) -> None:
+    here = workers(1)
+    lease = await lease_of(here.admission.enter(make_request()))
+    ticket = here.admission.enter(make_request())
+    await trio.sleep(9)
+    assert ticket.eta == pytest.approx(10.0)  # the one before it is out for so long, and still is
+    request = lease._request
+    here.fleet.rejected(lease.worker, request, Rejection("capacity", 503, 20.0, trio.current_time()))
+    assert ticket.eta == pytest.approx(20.0)  # it is not tried before
+    ticket.without = frozenset({"w1"})
+    assert ticket.eta is None
+    (pool,) = here.admission.pools()
+    assert pool.pace == pytest.approx(1 / 10)
+    ticket.leave()
+    lease.release()
+    (pool,) = here.admission.pools()
+    assert pool.pace is None
+
+
+async def test_who_waits_for_its_own_tenant_is_not_told_the_pace_of_all(autojump_clock: MockClock) -> None:
+    shares = {"bound": TenantShare(1, 9)}
+    here = WorkerSet(make_worker(slots=10), limits=limits(), shares=shares)
+    leases = [await lease_of(here.admission.enter(make_request(tenant="a"))) for _ in range(8)]
+    leases.append(await lease_of(here.admission.enter(make_request(tenant="bound"))))
+    bound = [here.admission.enter(make_request(tenant="bound")) for _ in range(3)]
+    await trio.sleep(9)
+    assert [ticket.eta for ticket in bound] == pytest.approx([10.0, 20.0, 30.0])
+    for ticket in bound:
+        ticket.leave()
+    for lease in leases:
+        lease.release()
+    assert here.left_over() == []
+
+
 # Workers that leave ---------------------------------------------------------------------------------------
 
 
@@ -336,7 +370,7 @@ async def test_pools_tell_their_slots_and_who_waits(autojump_clock: MockClock) -
     (pool,) = here.admission.pools()
     assert (pool.pool, pool.slots, pool.held, pool.oldest) == ("m1", 2, 2, 3.0)
     assert pool.tiers == {"interactive": 0, "standard": 1, "batch": 1}
-    assert pool.pace > 0
+    assert pool.pace is not None
     for ticket in tickets:
         ticket.leave()
     for lease in leases:

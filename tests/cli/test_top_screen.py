@@ -147,6 +147,8 @@ def test_a_request_is_told_by_what_it_waits_for_or_who_has_it() -> None:
     assert where_of({**waits, "position": None, "eta": None, "why": None}) == ["-"]
     assert where_of({**request_row(1), "attempt": 2}) == ["w2", "attempt 2"]
     assert where_of({**request_row(1), "worker": None}) == ["-"]
+    assert where_of(request_row(2)) == ["w3", "engine_failed"]
+    assert where_of({**request_row(2), "code": None}) == ["w3", "upstream_failed"]
     lines = text_of(a_screen({**request_row(1), "stalled_for": 12.0}), 120)
     assert lines[6].split()[3:7] == ["stalled", "w2", "stalled", "12.0s"]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +16,8 @@ import trio
 from tests.e2e.serving import Serving, error_code, serving, tenant
 from tests.operations.test_live_limits import ME, act, refused
 from trio_gateway.admin import SHAPES, RequestFilter, complaints
+from trio_gateway.errors import Refused
+from trio_gateway.operations import _keys
 from trio_gateway.operations._pulse import bucket_quantile, quantile
 from trio_gateway.operations._requests import row_now
 from trio_gateway.tenancy import new_key, open_roster
@@ -175,15 +180,7 @@ async def test_breakers_are_forced_and_reset_for_models_that_a_worker_serves() -
 async def test_a_key_of_the_database_is_replaced_and_shown_once(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'gateway.db'}"
 
-    def store() -> str:
-        roster = open_roster(url)
-        _, key, hash_ = new_key("old")
-        roster.add_tenant("c", {}, 1.0)
-        roster.add_key("old", "c", hash_, {}, 1.0)
-        roster.close()
-        return key
-
-    old = await trio.to_thread.run_sync(store)
+    old = await trio.to_thread.run_sync(stored_key, url)
     database = {"url": url, "journal": str(tmp_path / "journal")}
     async with held(database=database) as night:
         gateway = night.gateway
@@ -211,12 +208,82 @@ async def test_a_key_of_the_database_is_replaced_and_shown_once(tmp_path: Path) 
             assert (await refused(gateway, "keys.rotate", **arguments)).code == code
 
 
+@pytest.mark.parametrize("trouble", ["gone", "no database", "locked"])
+async def test_with_the_database_away_no_key_is_replaced_and_the_old_one_stays_good(
+    trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_keys, "LIMIT", 0.5)
+    file, aside = tmp_path / "gateway.db", tmp_path / "aside.db"
+    old = await trio.to_thread.run_sync(stored_key, f"sqlite:///{file}")
+    settings = {"url": f"sqlite:///{file}", "journal": str(tmp_path / "journal")}
+    async with held(database=settings) as night:
+        gateway = night.gateway
+        night.go.set()
+        assert (await gateway.ask(chat_request(key=old))).status == 200
+        with contextlib.ExitStack() as away:
+            if trouble == "locked":
+                other = away.enter_context(contextlib.closing(sqlite3.connect(file, isolation_level=None)))
+                other.execute("BEGIN EXCLUSIVE")
+            else:
+                file.rename(aside)
+                away.callback(aside.rename, file)
+            if trouble == "gone":
+                file.mkdir()
+                away.callback(file.rmdir)
+            elif trouble == "no database":
+                file.write_bytes(b"nothing of the kind" * 1000)
+            with trio.fail_after(5):
+                problem = await refused(gateway, "keys.rotate", tenant="c", id="old")
+            assert (problem.code, problem.status) == ("database_unavailable", 503)
+            assert str(tmp_path) not in problem.message
+            assert (await gateway.ask(chat_request(key=old))).status == 200
+    (line,) = gateway.logged("operator_action")
+    assert (line["action"], line["outcome"]) == ("keys.rotate", "refused")
+
+
+def stored_key(url: str) -> str:
+    """Store the tenant c with a key that is called old; answers that in full."""
+    roster = open_roster(url)
+    _, key, hash_ = new_key("old")
+    roster.add_tenant("c", {}, 1.0)
+    roster.add_key("old", "c", hash_, {}, 1.0)
+    roster.close()
+    return key
+
+
+async def test_no_key_is_replaced_in_a_database_that_does_not_answer() -> None:
+    with pytest.raises(Refused) as away:
+        await _keys.rotate("postgresql+psycopg://somebody:secret@127.0.0.1:1/gateway", "old", "c", 0.0)
+    assert away.value.problem.code == "database_unavailable"
+    assert "secret" not in away.value.problem.message
+
+
 async def test_without_a_database_no_key_can_be_replaced() -> None:
     async with held() as night:
         assert (await refused(night.gateway, "keys.rotate", tenant="c", id="k")).code == "not_found"
 
 
 # Reading ----------------------------------------------------------------------------------------------------
+
+
+async def test_slots_of_a_worker_that_takes_nothing_are_not_free() -> None:
+    async with held() as night:
+        operations = night.gateway.gateway.operations
+        one, _ = night.gateway.gateway.fleet.books.values()
+
+        def free() -> list[int]:
+            rows = operations.workers()
+            assert [row["free"] for row in operations.snapshot()["workers"]] == [row["free"] for row in rows]
+            return [row["free"] for row in rows]
+
+        assert free() == [1, 1]
+        one.snapshot = dataclasses.replace(one.snapshot, state="draining")
+        assert free() == [0, 1]
+        await act(night.gateway, "workers.drain", "w2")
+        assert free() == [0, 0]
+        await act(night.gateway, "workers.resume", "w2")
+        await act(night.gateway, "breakers.force", "w2", model="m1", state="open")
+        assert free() == [0, 0]
 
 
 async def test_everything_that_can_be_read_has_its_shape() -> None:
@@ -289,6 +356,8 @@ async def test_a_request_that_ends_while_the_rows_are_written_has_the_row_of_an_
         ended = row_now(exchange, house)
         assert ended is not None
         assert (ended["state"], ended["id"]) == ("ended", running["id"])
+        assert (running["outcome"], running["code"]) == (None, None)
+        assert (ended["outcome"], ended["code"]) == ("operator_cancelled", "operator_cancelled")
         house.books.recent.clear()
         assert row_now(exchange, house) is None
 

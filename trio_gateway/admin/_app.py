@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import jiter
+import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -92,6 +93,10 @@ def make_admin_app(
         _query(request, {})
         return feed.answer()
 
+    async def snapshot(request: Request) -> Response:  # noqa: ASYNC124
+        _query(request, {})
+        return Response(feed.latest(trio.current_time()), media_type=JSON)
+
     reading = {
         LIVEZ: livez,
         METRICS: write_metrics,
@@ -99,6 +104,7 @@ def make_admin_app(
         f"{PREFIX}/feed": live,
         WHO: who,
         **{PREFIX + read.path: _reader(port, read) for read in READS},
+        f"{PREFIX}/snapshot": snapshot,  # one for all who ask within a second: rates are since the last
         **{path: _page(page) for path, page in pages.items()},
     }
     acting = {PREFIX + act.path: _actor(port, act) for act in ACTS}

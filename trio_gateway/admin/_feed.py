@@ -7,7 +7,7 @@ that takes nothing for some seconds is closed by the guard of its connection.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import trio
@@ -59,16 +59,16 @@ class Feed:
         self._open -= 1
 
     def latest(self, now: float) -> bytes:
-        """Answer the snapshot of this tick, the same for all who ask."""
+        """Answer the snapshot of this tick, as JSON, the same for all who ask."""
         tick = int(now // INTERVAL)
         if tick != self._made:
-            self._made, self._snapshot = tick, event("snapshot", self._port.snapshot())
+            self._made, self._snapshot = tick, _json(self._port.snapshot())
         return self._snapshot
 
     def endings_after(self, number: int) -> tuple[int, bytes]:
         """Answer how many endings there were, and events for those behind a number."""
         reached, rows = self._port.endings_after(number)
-        return reached, b"".join(event("ending", row) for row in rows)
+        return reached, b"".join(_event(b"ending", _json(row)) for row in rows)
 
 
 class FeedAnswer(Response):
@@ -99,12 +99,16 @@ class FeedAnswer(Response):
         while True:
             now = trio.current_time()
             reached, endings = self._feed.endings_after(reached)
-            text += endings + self._feed.latest(now)
+            text += endings + _event(b"snapshot", self._feed.latest(now))
             await send({"type": "http.response.body", "body": text, "more_body": True})
             text = b""
             await trio.sleep_until((trio.current_time() // INTERVAL + 1) * INTERVAL)
 
 
-def event(name: str, value: Row | list[Any]) -> bytes:
+def _json(value: Row) -> bytes:
+    return msgspec.json.encode(value, enc_hook=str)
+
+
+def _event(name: bytes, data: bytes) -> bytes:
     """Write one event; its data has no line ends."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(value, enc_hook=str))
+    return b"event: %b\ndata: %b\n\n" % (name, data)

@@ -83,6 +83,7 @@ READS: Final = (
         "/tasks", "tasks", "Tasks", "The tasks of the process by exchange, and where each is", member="tasks"
     ),
     Read("/self-audit", "self_audit", "SelfAudit", "Whether all accounts are right, and what is left over"),
+    Read("/snapshot", "snapshot", "Snapshot", "What the feed tells every second, once"),
     Read("/endings", "endings", "Endings", "The latest endings", member="endings", query=_LIMIT),
     Read("/version", "version", "Version", "What runs, and for how long"),
     Read("/configuration", "configuration", "Configuration", "The configuration in force, without secrets"),

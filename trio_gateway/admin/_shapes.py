@@ -50,6 +50,8 @@ _REQUEST: Final = shape(
     stream=switch("whether the answer is a stream"),
     state=word("waiting", "running", "ended"),
     phase=text("what the client has: queued, before_headers, before_content or after_content"),
+    outcome=or_null(text("how it ended; null while it has not")),
+    code=or_null(text("code of the error that the client got")),
     holder=or_null(
         shape(
             task=text("name of the task that owns it"),
@@ -57,7 +59,7 @@ _REQUEST: Final = shape(
         )
     ),
     position=or_null(count("place in its line, from 1; null while it does not wait", least=1)),
-    eta=or_null(number("predicted seconds until it is placed")),
+    eta=or_null(number("predicted seconds until it is placed; null: nobody can tell, see why")),
     why=or_null(
         word(
             "tenant_at_concurrency",
@@ -104,7 +106,7 @@ _WORKER: Final = shape(
     slots=count(),
     held=count("slots of attempts that run"),
     draining=count("slots of attempts that are over, until the engine let go"),
-    free=count("slots that can be given away"),
+    free=count("slots that can be given away now; 0 while the worker is not ready"),
     attempts=count("since start"),
     faults=count("since start"),
     ready=switch("whether it gets requests, if it has room"),
@@ -152,7 +154,7 @@ _POOL: Final = shape(
     slots=count(),
     held=count(),
     draining=count(),
-    pace=or_null(number("placements a second")),
+    pace=or_null(number("slots that come free a second, as things are; null: none is in use")),
     tiers=table(count(), "requests that wait, by tier"),
     oldest_wait=or_null(number("seconds that the oldest one waits")),
 )

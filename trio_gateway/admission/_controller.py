@@ -86,7 +86,7 @@ class PoolStatistics:
 
     Attributes:
         held: slots of running attempts; those that drain are the workers' to tell.
-        pace: placements a second.
+        pace: slots that come free a second, as things are; None: none is in use.
         tiers: how many wait, by tier.
         oldest: Trio clock; when the one arrived that came first of those that wait. None: nobody does.
     """
@@ -94,7 +94,7 @@ class PoolStatistics:
     pool: str
     slots: int
     held: int
-    pace: float
+    pace: float | None
     tiers: dict[str, int]
     oldest: float | None
 
@@ -395,10 +395,21 @@ class Admission:
     # -- tickets
 
     def eta_of(self, ticket: Ticket) -> float | None:
-        """Seconds until a waiting ticket will probably be placed; None: its tenant is frozen."""
-        if ticket.tenant in self._frozen:
+        """Seconds until a waiting ticket will probably be placed.
+
+        None: nobody can tell, since its tenant is frozen or no worker can be tried; `why` says which.
+        """
+        now = trio.current_time()
+        tries_at = self._slots.tries_at(ticket.request, ticket.without)
+        if ticket.tenant in self._frozen or tries_at is None:
             return None
-        return self.place_of(ticket) / self._rate(ticket.pool).pace(trio.current_time())
+        rate = self._rate(ticket.pool)
+        eta = max(self.place_of(ticket) / rate.pace(now), tries_at - now)
+        if not self._is_at_its_bound(ticket.tenant):
+            return eta
+        # It waits for what its own tenant has, however fast slots of others come free.
+        turns = self._queue.place_in_tenant(ticket) / max(self._running.get(ticket.tenant, 0), 1)
+        return max(eta, turns * rate.lasting(now))
 
     def place_of(self, ticket: Ticket) -> int:
         """Position of a waiting ticket; one whose tenant is frozen is in nobody's way."""
@@ -597,7 +608,7 @@ class Admission:
                 pool,
                 self._slots.pool_slots(pool),
                 sum(self._holding.get((pool, tier), 0) for tier in range(len(TIERS))),
-                self._rate(pool).pace(now),
+                self._rate(pool).pace(now) if self._rate(pool).out else None,
                 dict(zip(TIERS, self._queue.depths_of(pool), strict=True)),
                 oldest,
             )

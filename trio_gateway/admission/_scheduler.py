@@ -332,6 +332,11 @@ class Scheduler(Generic[W]):
         )
         return 1 + before - sum(passed)
 
+    def place_in_tenant(self, waiter: W) -> int:
+        """Position from 1 by arrival, among those of its tenant that wait for the same model."""
+        lines = self._lines_of(waiter.tenant, waiter.model)
+        return 1 + sum(bisect.bisect_left(line, waiter.number, key=_number) for line in lines)
+
     def _lines_of(self, tenant: str, model: str) -> Iterator[list[W]]:
         """The lines of a tenant for a model, in all tiers."""
         if self.depth_of(tenant):

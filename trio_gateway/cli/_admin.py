@@ -138,6 +138,12 @@ def list_endings(context: typer.Context, limit: Limit = 100, as_json: AsJson = F
     _list(context, "endings", as_json, limit=limit)
 
 
+@admin.command("snapshot")
+def show_snapshot(context: typer.Context, as_json: AsJson = False) -> None:
+    """Show what the live feed tells every second, once."""
+    _show(context, "/snapshot", as_json)
+
+
 @admin.command("version")
 def show_version(context: typer.Context, as_json: AsJson = False) -> None:
     """Tell what runs, and for how long."""

@@ -19,6 +19,7 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
         "tier",
         "state",
         "phase",
+        "outcome",
         "position",
         "why",
         "age",

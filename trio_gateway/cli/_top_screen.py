@@ -330,7 +330,10 @@ class Screen:
             return [[(f"request {plain(self.closely)}", "bold")], [("asking", "dim")]]
         row = told["request"]
         lines: list[list[Piece]] = [
-            [(f"request {plain(row['id'])}", "bold"), (f"  {row['state']}, {row['phase']}", "")],
+            [
+                (f"request {plain(row['id'])}", "bold"),
+                (f"  {row['outcome'] or row['state']}, {row['phase']}", ""),
+            ],
             [
                 (
                     f"tenant {plain(row['tenant'])}  model {plain(row['model'])}  tier {plain(row['tier'])}",
@@ -391,6 +394,8 @@ def where_of(row: Row) -> list[str]:
     """Say where a request is: its worker, or its place in line, why it waits and how long still."""
     if row["state"] != "waiting":
         where = [row["worker"] or NOTHING]
+        if row["outcome"] is not None:
+            where.append(row["code"] or row["outcome"])
         if row["attempt"] > 1:
             where.append(f"attempt {row['attempt']}")
         if _stalls(row):

@@ -131,7 +131,7 @@ class TicketPort(Protocol):
 
     @property
     def eta(self) -> float | None:
-        """Seconds until it will probably be placed; None when placed."""
+        """Seconds until it will probably be placed; None when placed, or as long as nothing can be."""
 
     @property
     def why(self) -> str | None:

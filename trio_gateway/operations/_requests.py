@@ -109,8 +109,8 @@ def _says(texts: tuple[str | None, ...], search: str | None) -> bool:
 def row(exchange: Exchange, now: float) -> Row:
     """Answer the row of a request that is under way."""
     request, tally = exchange.request, exchange.tally
-    state, position, eta, _ = exchange.standing()
-    task = exchange.task
+    state, position, eta, outcome = exchange.standing()
+    task, ending = exchange.task, exchange.ending
     return {
         "id": request.exchange_id,
         "client_request_id": request.client_request_id,
@@ -122,6 +122,8 @@ def row(exchange: Exchange, now: float) -> Row:
         "stream": request.stream,
         "state": state,
         "phase": tally.phase().value,
+        "outcome": outcome,
+        "code": None if ending is None or ending.problem is None else ending.problem.code,
         "holder": None if task is None else {"task": task.name, "doing": exchange.doing()},
         "position": position,
         "eta": _rounded(eta),
@@ -153,6 +155,8 @@ def ended_row(record: Record, house: House) -> Row:
         "stream": record.stream,
         "state": "ended",
         "phase": record.phase,
+        "outcome": record.outcome,
+        "code": record.code,
         "holder": None,
         "position": None,
         "eta": None,

@@ -73,7 +73,7 @@ def _pool(house: House, name: str, known: PoolStatistics | None, now: float) -> 
         "slots": house.fleet.pool_slots(name),
         "held": sum(book.held for book in books),
         "draining": sum(book.draining for book in books),
-        "pace": None if known is None else round(known.pace, 6),
+        "pace": None if known is None or known.pace is None else round(known.pace, 6),
         "tiers": {} if known is None else known.tiers,
         "oldest_wait": None if oldest is None else round(now - oldest, 6),
     }
@@ -89,10 +89,15 @@ def worker_row(book: WorkerBook, now: float) -> Row:
     """Answer the row of one worker."""
     return {
         **worker_figures(book, now),
-        "free": max(book.free, 0) if book.placeable else 0,
+        "free": free_slots(book, now),
         "operator": book.operator,
         "breaker_history": _history(book, now),
     }
+
+
+def free_slots(book: WorkerBook, now: float) -> int:
+    """Slots that could be given away now: a worker that takes nothing has none."""
+    return max(book.free, 0) if book.ready(now) else 0
 
 
 def _history(book: WorkerBook, now: float) -> list[dict[str, Any]]:
@@ -118,7 +123,7 @@ def short_row(book: WorkerBook, now: float) -> Row:
         "slots": book.slots,
         "held": book.held,
         "draining": book.draining,
-        "free": max(book.free, 0) if book.placeable else 0,
+        "free": free_slots(book, now),
         "ready": book.ready(now),
         "breakers": {model: breaker.state(now).value for model, breaker in book.breakers.items()},
         "operator": book.operator,

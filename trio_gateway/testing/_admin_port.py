@@ -29,6 +29,8 @@ def request_row(number: int) -> Row:
         "stream": True,
         "state": state,
         "phase": "queued" if waits else "after_content",
+        "outcome": "upstream_failed" if state == "ended" else None,
+        "code": "engine_failed" if state == "ended" else None,
         "holder": None if state == "ended" else {"task": "connection", "doing": "edge/_x.py:1 serve"},
         "position": number + 1 if waits else None,
         "eta": 1.5 if waits else None,
