@@ -12,13 +12,14 @@ import dataclasses
 import importlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Final, Protocol, cast
 
 from .processes import BenchError
 from .report import Report
+from .routers import PEERS
 
 SCENARIOS: Final = (
     "overhead",
@@ -52,20 +53,35 @@ class Options:
         runs: interleaved runs whose median counts.
         kind: the dialect the gateway takes the engine for.
         streams: paced streams of `overhead`.
+        peers: who stands beside the gateway in `overhead`.
+        loads: parts of a scenario to run, by its own names; none: all of them.
         brief: a tenth of the work: shows that everything runs, proves nothing.
         peers_only: leave the gateway out, to see what machine and bench can do.
     """
 
     check: bool = False
-    runs: int = 5
+    runs: int = 7
     kind: str = "openai"
-    streams: int = 200
+    streams: int = 400
+    peers: tuple[str, ...] = tuple(PEERS)
+    loads: tuple[str, ...] = ()
     brief: bool = False
     peers_only: bool = False
 
     def some(self, count: int) -> int:
         """Answer the count, or a tenth of it in a brief run."""
         return max(1, count // 10) if self.brief else count
+
+    def chosen(self, parts: Iterable[str]) -> list[str]:
+        """Answer the parts of a scenario that are to be run.
+
+        Raises:
+            BenchError: none of them is.
+        """
+        wanted = [name for name in parts if not self.loads or name in self.loads]
+        if not wanted:
+            raise BenchError(f"no such part; there are {', '.join(parts)}")
+        return wanted
 
 
 class Scenario(Protocol):
@@ -86,13 +102,22 @@ def _parse(arguments: Sequence[str], scenarios: Sequence[str]) -> tuple[list[str
     if not scenarios:
         parser.add_argument("scenarios", nargs="*", metavar="scenario", help=f"of: {', '.join(SCENARIOS)}")
     parser.add_argument("--check", action="store_true", help="exit with status 1 when a limit is passed")
-    parser.add_argument("--runs", type=int, default=5, help="interleaved runs [5]")
+    parser.add_argument("--runs", type=int, default=7, help="interleaved runs [7]")
     parser.add_argument("--kind", default="openai", help="dialect of the engine: openai, vllm [openai]")
-    parser.add_argument("--streams", type=int, default=200, help="paced streams of overhead [200]")
+    parser.add_argument("--streams", type=int, default=400, help="paced streams of overhead [400]")
+    parser.add_argument(
+        "--peers", default=",".join(PEERS), help="who stands beside the gateway in overhead [all]"
+    )
+    parser.add_argument("--loads", default="", help="only these parts of a scenario, by commas [all]")
     parser.add_argument("--brief", action="store_true", help="a tenth of the work: only shows that it runs")
     parser.add_argument("--peers-only", action="store_true", help="without the gateway")
     given = vars(parser.parse_args(arguments))
     chosen = list(scenarios or given.pop("scenarios") or SCENARIOS)
+    for several in ("peers", "loads"):
+        given[several] = tuple(name for name in given[several].split(",") if name)
+    for name in given["peers"]:
+        if name not in PEERS:
+            parser.error(f"no peer {name}; there are {', '.join(PEERS)}")
     unknown = [name for name in chosen if name not in SCENARIOS]
     if unknown:
         parser.error(f"no scenario {unknown[0]}; there are {', '.join(SCENARIOS)}")

@@ -13,9 +13,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,11 +50,12 @@ def eventually(holds: Callable[[], bool], patience_s: float, step_s: float = 0.0
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: its port on loopback and its process."""
+    """A running server: its port on loopback, its process, and options of the load client that it needs."""
 
     name: str
     port: int
     child: Child
+    load: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
     @property
     def pids(self) -> list[int]:
@@ -175,15 +176,12 @@ GATEWAY: Final = """
 bind = ["127.0.0.1:{port}"]
 [admin]
 bind = ["127.0.0.1:{admin_port}"]
-[[workers]]
-id = "engine"
-url = "http://127.0.0.1:{engine_port}"
-kind = "{kind}"
-slots = {slots}
+{workers}
 [[models]]
 id = "{model}"
+upstream = "{upstream}"
 [limits]
-connections = 8192
+connections = {connections}
 [admission]
 max_queued = {queue}
 [shutdown]
@@ -191,6 +189,14 @@ readiness_delay = 0
 grace = 1
 hard_limit = 5
 {extra}
+"""
+
+WORKER: Final = """
+[[workers]]
+id = "{id}"
+url = "http://127.0.0.1:{engine_port}"
+kind = "{kind}"
+slots = {slots}
 """
 
 
@@ -207,28 +213,41 @@ def gateway_command() -> list[str]:
 
 @contextmanager
 def gateway(
-    engine_port: int, *, kind: str = "openai", slots: int = 1024, queue: int = 4096, extra: str = ""
+    engine_port: int,
+    *,
+    kind: str = "openai",
+    slots: int = 1024,
+    workers: int = 1,
+    queue: int = 4096,
+    connections: int = 8192,
+    upstream: str = MODEL,
+    extra: str = "",
 ) -> Iterator[Gateway]:
     """Run ``trio-gateway serve`` before the engine, with every limit out of the way.
 
     Args:
         engine_port: where the paced engine listens.
         kind: the dialect it is taken for; "vllm" also asks for usage in every event.
-        slots: of the one worker.
+        slots: of each worker.
+        workers: how many there are, all of them the one engine.
         queue: requests that may wait.
+        connections: of clients at a time.
+        upstream: what the engine calls the model.
         extra: more TOML, such as a ``[delivery]`` table.
     """
     port, admin_port = free_port(), free_port()
+    ids = ["engine"] if workers == 1 else [f"engine-{number}" for number in range(workers)]
+    rows = [WORKER.format(id=id_, engine_port=engine_port, kind=kind, slots=slots) for id_ in ids]
     with tempfile.TemporaryDirectory(prefix="bench-gateway-") as folder:
         config = Path(folder, "gateway.toml")
         text = GATEWAY.format(
             port=port,
             admin_port=admin_port,
-            engine_port=engine_port,
-            kind=kind,
-            slots=slots,
+            workers="".join(rows),
             queue=queue,
+            connections=connections,
             model=MODEL,
+            upstream=upstream,
             extra=extra,
         )
         config.write_text(text)
@@ -239,7 +258,7 @@ def gateway(
             yield Gateway("gateway", port, child, admin_port)
 
 
-def wait_ready(child: Child, port: int, path: str) -> None:
+def wait_ready(child: Child, port: int, path: str, patience_s: float = START_PATIENCE_S) -> None:
     """Wait until a server answers a path with 200.
 
     Raises:
@@ -254,5 +273,5 @@ def wait_ready(child: Child, port: int, path: str) -> None:
         except OSError:
             return False
 
-    if not eventually(ready, START_PATIENCE_S, 0.05):
-        raise BenchError(f"{child.name} was not ready after {START_PATIENCE_S:.0f} s:\n{child.log_tail()}")
+    if not eventually(ready, patience_s, 0.05):
+        raise BenchError(f"{child.name} was not ready after {patience_s:.0f} s:\n{child.log_tail()}")

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -31,7 +31,7 @@ class BenchError(Exception):
 class Child:
     """One process, ended when the block ends; its stderr goes to a file of its own.
 
-    With ``talks`` its stdout is read here, otherwise it goes to that file too.
+    With ``talks`` its stdout is read here, otherwise it goes to that file too. ``environment`` adds to ours.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Child:
         name: str,
         stdin: bool = False,
         talks: bool = True,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
@@ -51,6 +52,7 @@ class Child:
             stdout=subprocess.PIPE if talks else self._log,
             stderr=self._log,
             start_new_session=True,
+            env=None if environment is None else {**os.environ, **environment},
         )
 
     @property

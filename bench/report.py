@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import shutil
@@ -98,6 +99,23 @@ def spread(values: Iterable[float], digits: int = 1) -> str:
         return "-"
     middle = statistics.median(ordered)
     return f"{middle:.{digits}f} ({ordered[0]:.{digits}f}-{ordered[-1]:.{digits}f})"
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Answer the first quartile, the median and the third one; of one value, that value."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def with_quartiles(values: Sequence[float]) -> str:
+    """Write the median and, behind it, the quartiles, to three digits: ``18.2 (17.9-18.8)``; ``-``: none."""
+    if not values:
+        return "-"
+    low, middle, high = quartiles(values)
+    digits = max(0, 2 - math.floor(math.log10(middle))) if middle > 0 else 2
+    return f"{middle:,.{digits}f} ({low:,.{digits}f}-{high:,.{digits}f})"
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -20,8 +20,10 @@
  *
  * CPU of the processes in --pids is read at both ends of the window, which is:
  * stream with --window-ms: from --warm-ms after every stream had its first token;
- * stream without: the whole run; buffered: after --warm requests, to the end.
- * Connections show the API keys of --keys in turn.
+ * stream without: the whole run; buffered: after --warm requests, --requests long; --tail more
+ * follow, so that as many as before are under way until it ends.
+ * Connections show the API keys of --keys in turn, and each request has the line of --header.
+ * --upstream: what the engine calls the model, if a gateway before it has another name for it.
  */
 #include "common.h"
 
@@ -34,13 +36,13 @@
 enum { READS_A_SECOND = 10, MAX_PIDS = 64, MAX_KEYS = 64, READ = 256 * 1024, MAX_REASONS = 32, CONTENT_DIGITS = 8 };
 
 static struct {
-    const char *mode, *host, *model, *phase, *how, *pids, *keys;
+    const char *mode, *host, *model, *upstream, *phase, *how, *pids, *keys, *header;
     int64_t port, streams, tokens, pace_us, spread, delay_us, head, bytes, requests, warm, usage;
     int64_t ramp_us, warm_ms, window_ms, measured, tries, min_us, max_us, max_tokens, id_base;
-    int64_t pause_us, rcvbuf, hold_ms, limit_s, seed, batch, vary, rate, exact, ws, credit;
+    int64_t pause_us, rcvbuf, hold_ms, limit_s, seed, batch, vary, rate, exact, ws, credit, tail;
 } opt = {
     .mode = "stream", .host = "127.0.0.1", .model = "bench-model", .phase = "streaming", .how = "fin", .pids = "",
-    .keys = "", .streams = 1, .tokens = 16, .spread = 1, .head = 1, .bytes = -1, .requests = 1, .measured = -1,
+    .keys = "", .upstream = "", .header = "", .streams = 1, .tokens = 16, .spread = 1, .head = 1, .bytes = -1, .requests = 1, .measured = -1,
     .tries = 1, .max_tokens = 1, .limit_s = 120, .seed = 1,
 };
 
@@ -170,10 +172,17 @@ static size_t expected(struct conn *c, const char *p, size_t n)
     return n >= len && !memcmp(p, text, len) ? len : 0;
 }
 
+/* The engine fills up with its own name of the model; this much longer is what comes here. */
+static int64_t names_differ_by(void)
+{
+    return *opt.upstream ? (int64_t)strlen(opt.model) - (int64_t)strlen(opt.upstream) : 0;
+}
+
 static void learn_events(void)
 {
+    int64_t size = (opt.bytes < 0 ? 250 : opt.bytes) + names_differ_by();
     role_len = event_role(role_event, opt.model);
-    content_len = event_content(content_event_text, opt.model, opt.bytes < 0 ? 250 : opt.bytes, &content_digits);
+    content_len = event_content(content_event_text, opt.model, size, &content_digits);
     finish_len = event_finish(finish_event, opt.model);
     role_event[role_len++] = content_event_text[content_len++] = finish_event[finish_len++] = '}';
 }
@@ -243,7 +252,7 @@ static enum step judge(struct conn *c, bool stream)
             c->broken = "bytes after [DONE]";
         else if (opt.usage ? c->usages != 1 : c->usages)
             c->broken = "usage not as asked";
-    } else if (!c->broken && c->body_bytes < (opt.bytes < 0 ? 1024 : opt.bytes))
+    } else if (!c->broken && c->body_bytes < (opt.bytes < 0 ? 1024 : opt.bytes) + names_differ_by())
         c->broken = "short body";
     return c->broken ? BROKEN : ENDED;
 }
@@ -508,7 +517,7 @@ static void make_request(struct conn *c, bool stream)
         const struct key *key = &keys[c->index % key_count];
         buf_fmt(&c->out, "authorization: Bearer %.*s\r\n", key->len, key->at);
     }
-    buf_fmt(&c->out, "\r\n");
+    buf_fmt(&c->out, "%s%s\r\n", opt.header, *opt.header ? "\r\n" : "");
     buf_add(&c->out, body.p, body.len);
     buf_free(&body);
 }
@@ -681,7 +690,7 @@ static void run_streams(void)
 
 static void run_buffered(void)
 {
-    int64_t total = opt.requests + opt.warm;
+    int64_t last = opt.requests + opt.warm, total = last + opt.tail;
     latencies = malloc(sizeof(int64_t) * (size_t)total);
     if (opt.warm == 0)
         open_window();
@@ -703,11 +712,11 @@ static void run_buffered(void)
             if (step == MORE)
                 continue;
             end_answer(c);
-            if (window_from)
+            if (window_from && !window_to)
                 latencies[latency_count++] = now_ns() - c->sent_at;
             if (finished == opt.warm)
                 open_window();
-            if (finished == total)
+            if (finished == last)
                 close_window();
             bool reusable = step == ENDED;
             if (!reusable)
@@ -965,7 +974,8 @@ static void report(void)
 
 static const struct { const char *name; const char **text; int64_t *number; } OPTIONS[] = {
     {"mode", &opt.mode, NULL}, {"host", &opt.host, NULL}, {"model", &opt.model, NULL}, {"phase", &opt.phase, NULL},
-    {"how", &opt.how, NULL}, {"pids", &opt.pids, NULL}, {"keys", &opt.keys, NULL},
+    {"how", &opt.how, NULL}, {"pids", &opt.pids, NULL}, {"keys", &opt.keys, NULL}, {"header", &opt.header, NULL},
+    {"upstream", &opt.upstream, NULL}, {"tail", NULL, &opt.tail},
     {"port", NULL, &opt.port}, {"streams", NULL, &opt.streams}, {"tokens", NULL, &opt.tokens}, {"pace-us", NULL, &opt.pace_us}, {"spread", NULL, &opt.spread},
     {"delay-us", NULL, &opt.delay_us}, {"head", NULL, &opt.head}, {"bytes", NULL, &opt.bytes},
     {"requests", NULL, &opt.requests}, {"warm", NULL, &opt.warm}, {"usage", NULL, &opt.usage},

@@ -30,7 +30,7 @@
  *                          yet), "streaming" or "buffered"; closed_ns is the
  *                          CLOCK_MONOTONIC time at which the close was read
  *   POST /reset            forget counters and aborts
- *   GET /v1/models, /health
+ *   GET /v1/models, /health, /version: it passes for vLLM
  *
  * Usage: engine [--port N] [--limit-s N]; prints {"port": N} when it listens.
  */
@@ -491,7 +491,9 @@ static void reset(void)
 static void answer(struct conn *c, const char *head, const char *body, size_t n)
 {
     static const char MODELS[] = "{\"object\":\"list\",\"data\":[{\"id\":\"bench-model\",\"object\":\"model\","
-                                 "\"created\":1790000000,\"owned_by\":\"bench\"}]}";
+                                 "\"created\":1790000000,\"owned_by\":\"vllm\"},"
+                                 "{\"id\":\"bench/bench-model-instruct\",\"object\":\"model\","
+                                 "\"created\":1790000000,\"owned_by\":\"vllm\"}]}";
     static const char NOT_FOUND[] = "{\"error\":{\"message\":\"unknown route\",\"type\":\"NotFoundError\",\"code\":404}}";
     if (!strncmp(head, "POST /v1/chat/completions ", 26))
         start_answer(c, body, n);
@@ -506,8 +508,36 @@ static void answer(struct conn *c, const char *head, const char *body, size_t n)
         sized(c, "200 OK", MODELS, sizeof MODELS - 1);
     else if (!strncmp(head, "GET /health ", 12))
         sized(c, "200 OK", "{}", 2);
+    else if (!strncmp(head, "GET /version ", 13))
+        sized(c, "200 OK", "{\"version\":\"0.33.0\"}", 20);
     else
         sized(c, "404 Not Found", NOT_FOUND, sizeof NOT_FOUND - 1);
+}
+
+/* Walks the chunks of a body, and joins them in place if `join`; `n` becomes its size.
+ * The bytes it takes with its framing; 0: not all are here; -1: it is none (nor are trailers: nobody here sends any). */
+static int64_t walk_chunks(char *body, size_t here, size_t *n, bool join)
+{
+    char *at = body, *end = body + here, *rest, *line;
+    size_t size;
+    *n = 0;
+    do {
+        if (!(line = memmem(at, (size_t)(end - at), "\r\n", 2)))
+            return 0;
+        size = strtoul(at, &rest, 16);
+        if (rest == at || size > MAX_BODY)
+            return -1;
+        at = line + 2;
+        if ((size_t)(end - at) < size + 2)
+            return 0;
+        if (memcmp(at + size, "\r\n", 2))
+            return -1;
+        if (join)
+            memmove(body + *n, at, size);
+        *n += size;
+        at += size + 2;
+    } while (size);
+    return at - body;
 }
 
 /* Takes whole requests from c->in until an answer takes time. Frees c when it fails. */
@@ -527,18 +557,22 @@ static void parse_requests(struct conn *c)
         size_t n = length ? strtoul(length + 17, NULL, 10) : 0;
         bool chunked = strcasestr(head, "\r\ntransfer-encoding:") != NULL;
         *end = '\r';
-        if (chunked || n > MAX_BODY) {
+        char *body = end + 4;
+        size_t here = (size_t)(c->in.p + c->in.len - body);
+        int64_t framed_size = chunked ? walk_chunks(body, here, &n, false) : (int64_t)n;
+        if (framed_size < 0 || n > MAX_BODY) {
             forget(c);
             return;
         }
-        char *body = end + 4;
-        if ((size_t)(c->in.p + c->in.len - body) < n)
+        if (chunked ? !framed_size : here < n)
             return;
+        if (chunked)
+            walk_chunks(body, here, &n, true);
         char after = body[n];
         body[n] = 0;
         answer(c, head, body, n);
         body[n] = after;
-        c->in.off = (size_t)(body + n - c->in.p);
+        c->in.off = (size_t)(body + framed_size - c->in.p);
         if (c->state == WAITING) {
             if (!flush(c))
                 return;

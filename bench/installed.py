@@ -1,0 +1,109 @@
+"""Peers from the package registries, each in an environment of its own below ``build/peers``.
+
+``python -m bench.installed`` installs all of them; a scenario installs those that it needs and misses.
+What is there already in the version of the table is left as it is.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from .processes import BenchError
+
+PEERS: Final = Path(__file__).parent / "build" / "peers"
+PATIENCE_S: Final = 900  # for one installation
+TOLD: Final = 600  # bytes of what an installer that failed said last
+
+
+@dataclass(frozen=True)
+class Package:
+    """What one peer is installed from.
+
+    Attributes:
+        registry: whose client fetches it: pip into a virtual environment, npm below a prefix.
+        requirement: in that client's words, with the version that is measured.
+        program: what is run, from the environment's folder.
+    """
+
+    registry: Literal["pypi", "npm"]
+    requirement: str
+    program: str
+
+    @property
+    def version(self) -> str:
+        return self.requirement.rpartition("==" if self.registry == "pypi" else "@")[2]
+
+
+TABLE: Final = {
+    "smg": Package("pypi", "smg==1.13.0", "bin/smg"),
+    "vllm-router": Package("pypi", "vllm-router==0.1.17", "bin/vllm-router"),
+    "litellm": Package("pypi", "litellm[proxy]==1.108.7", "bin/litellm"),
+    "portkey": Package(
+        "npm", "@portkey-ai/gateway@1.15.2", "node_modules/@portkey-ai/gateway/build/start-server.js"
+    ),
+}
+
+
+def program(name: str) -> Path:
+    """Answer the path of a peer's program, installing it first if it is not there in its version.
+
+    Raises:
+        BenchError: it can not be installed here; says why.
+    """
+    package, folder = TABLE[name], PEERS / name
+    stamp = folder / "installed"
+    if not (stamp.exists() and stamp.read_text() == package.requirement):
+        install(package, folder)
+        stamp.write_text(package.requirement)
+    return folder / package.program
+
+
+def install(package: Package, folder: Path) -> None:
+    """Install a package into a folder, in the place of what was there.
+
+    Raises:
+        BenchError: it can not be installed here; says why.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    if package.registry == "pypi":
+        _run([sys.executable, "-m", "venv", str(folder)])
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+        _run([*pip, "install", "--quiet", package.requirement])
+    else:
+        npm = shutil.which("npm")
+        if npm is None:
+            raise BenchError(f"{package.requirement} needs npm: apt-get install npm")
+        folder.mkdir(parents=True)
+        _run([npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), package.requirement])
+    if not (folder / package.program).exists():
+        raise BenchError(f"{package.requirement} has no {package.program}")
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"not installed after {PATIENCE_S} s: {' '.join(command[-2:])}") from None
+    if done.returncode:
+        raise BenchError(f"can not be installed: {command[-1]}: {done.stderr.strip()[-TOLD:]}")
+
+
+def main() -> int:
+    """Install every peer; answer how many could not be."""
+    failed = 0
+    for name, package in TABLE.items():
+        try:
+            print(f"{package.requirement}: {program(name)}", flush=True)
+        except BenchError as error:
+            failed += 1
+            print(f"{package.requirement}: {error}", file=sys.stderr, flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
