@@ -96,6 +96,7 @@ class TokenStream:
         self._given_up = False  # its exchange was told that nobody is there
         self._settled = False
         self._moved = trio.lowlevel.ParkingLot()
+        self._came_or_went = trio.lowlevel.ParkingLot()  # the socket; bytes move much more often
         socket.attach(self)
 
     # -- ClientPort: state
@@ -203,7 +204,7 @@ class TokenStream:
             with trio.CancelScope() as scope:
                 if self._lost_at is not None:
                     scope.deadline = self._lost_at + self.terms.window
-                await self._moved.park()
+                await self._came_or_went.park()
         self._given_up = True
         self._moved.unpark_all()  # whoever waits for a flush has to know as well
 
@@ -294,6 +295,7 @@ class TokenStream:
         if self.pending and not self.terms.kept:
             self.cut()
         self._arrivals.forget()
+        self._came_or_went.unpark_all()
         self._moved.unpark_all()
 
     def _write(self, delta: Delta) -> bytes:
@@ -437,6 +439,7 @@ class TokenStream:
         self._seen = -1
         self._note_acknowledged()
         self._count_kept()
+        self._came_or_went.unpark_all()
         self._moved.unpark_all()
         self._tell_again()
         socket.attach(self)
