@@ -7,7 +7,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import pytest
 import trio
@@ -31,6 +31,7 @@ from tests.e2e.sockets import (
     opened,
 )
 from tests.e2e.tls import issue
+from trio_gateway.edge import _socket_streams
 from trio_gateway.tenancy import Keyring
 from trio_gateway.testing import (
     CloseReset,
@@ -252,6 +253,31 @@ async def test_names_that_nobody_has_are_ignored_and_names_in_use_are_an_error()
         await client.send("cancel", stream_id="s1")
         await client.send_frame(PING, b"still here")
         assert await client.read_frame() == Frame(PONG, b"still here")
+
+
+async def test_a_name_is_free_as_soon_as_its_stream_has_told_its_end() -> None:
+    async with sockets(chat_stream("one")) as (gateway, _), opened(gateway) as client:
+        ids = set()
+        for _ in range(3):
+            await client.generate(resumable=True)  # each waits a second for its acknowledgements
+            ids.add((await client.read_last())["request_id"])
+        assert len(ids) == 3
+        assert {"error"}.isdisjoint(client.types())
+
+
+async def test_a_bug_ends_its_stream_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **options: object) -> NoReturn:
+        raise RuntimeError
+
+    async with sockets(chat_stream("one")) as (gateway, _), opened(gateway) as client:
+        gateway.may_report_bugs = True
+        with monkeypatch.context() as patch:
+            patch.setattr(_socket_streams, "Exchange", broken)
+            await client.generate()
+            assert (await client.read_last())["error"]["code"] == "internal_error"
+        await client.generate()
+        assert (await client.read_last())["type"] == "done"
+        assert gateway.gateway.statistics()["turned_away"] == {"internal_error": 1}
 
 
 async def test_the_owner_sees_and_ends_its_stream_over_http_too() -> None:
@@ -784,7 +810,6 @@ async def test_statistics_count_sockets_and_their_streams() -> None:
         async with opened(gateway) as client, opened(gateway):
             await client.generate("s1")
             await client.generate("s2", resumable=True)
-            await client.read_delta(1, "s1")
-            await client.read_delta(1, "s2")
+            await client.read_until(lambda _: bool(client.deltas("s1") and client.deltas("s2")))
             assert figures() == {"open": 2, "streams": 2, "resumable": 1}
         await gateway.until(lambda: figures() == {"open": 0, "streams": 0, "resumable": 0})

@@ -184,6 +184,19 @@ async def test_behind_a_close_nothing_is_sent_whoever_wakes() -> None:
         assert source.losses == 1
 
 
+async def test_who_has_more_is_told_of_a_close_at_once() -> None:
+    async with joined() as (web, _, over):
+        source = Source("x", 1000)
+        web.attach(source)
+        ends = len(source.ends)
+        web.close(4403)
+        late = Source("late")
+        web.attach(late)
+        assert (source.losses, late.losses) == (1, 1)
+        await over.wait()
+        assert (source.losses, len(source.ends)) == (1, ends)
+
+
 async def test_a_client_that_does_not_confirm_a_close_is_cut() -> None:
     async with joined() as (web, client, over):
         web.close(1001)

@@ -105,6 +105,7 @@ def test_all_that_can_be_said_of_a_stream_is_read() -> None:
         '{"type":"ack","stream_id":"s","seq":1,"credit":0}',
         '{"type":"ack","stream_id":"s","seq":1,"credit":2147483649}',
         '{"type":"cancel","stream_id":"' + "x" * 129 + '"}',
+        '{"type":"generate","stream_id":"s","body":{},"session":"' + "x" * 1025 + '"}',
         '{"type":"generate","stream_id":"s"}',
         '{"type":"generate","stream_id":"s","body":{},"timeout_ms":0}',
         '{"type":"generate","stream_id":"s","body":{},"resumable":1}',

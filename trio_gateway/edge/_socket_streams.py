@@ -128,15 +128,15 @@ class SocketStreams:
 
     async def _run(self, run: StreamRun, asked: Asked, operation: Operation, caller: Caller) -> None:
         try:
-            request = await self._understand(run, asked, run.take_body(), operation, caller)
-            if request is not None:
-                await self._carry_out(run, request)
+            exchange = await self._understand(run, asked, run.take_body(), operation, caller)
+            if exchange is not None:
+                await self._carry_out(run, exchange)
         finally:
             self.give_room(run)
 
     async def _understand(
         self, run: StreamRun, asked: Asked, body: bytes, operation: Operation, caller: Caller
-    ) -> InternalRequest | None:
+    ) -> Exchange | None:
         arrived = trio.current_time()
         try:
             await run.wait_for_turn()
@@ -147,6 +147,7 @@ class SocketStreams:
             )
             if run.unwanted:
                 raise Refused(OWNER.problem or Problem.of("request_cancelled", ""))
+            return self._exchange(run, request)
         except Refused as refused:
             self.refuse(run, refused.problem)
             return None
@@ -155,12 +156,14 @@ class SocketStreams:
             self._books.turn_away("client_gone" if problem is None else problem.code)
             run.port.settle(Ending(Outcome.CLIENT_GONE))
             return None
+        except Exception:
+            self.refuse(run, Problem.of("internal_error", "this is a fault of the gateway"))
+            raise
         except BaseException:
             self._books.turn_away("internal_error")
             raise
-        return request
 
-    async def _carry_out(self, run: StreamRun, request: InternalRequest) -> None:
+    def _exchange(self, run: StreamRun, request: InternalRequest) -> Exchange:
         port = run.port
 
         def placed() -> None:
@@ -181,9 +184,12 @@ class SocketStreams:
             last_words=port.last_words,
         )
         port.tally = exchange.tally
+        return exchange
+
+    async def _carry_out(self, run: StreamRun, exchange: Exchange) -> None:
         with self._live.holding(exchange):
             ending = await exchange.run()
-        port.settle(ending)
+        run.port.settle(ending)
 
 
 class StreamRun:

@@ -123,9 +123,8 @@ class TokenSession:
 
     @property
     def _full(self) -> bool:
-        """Whether no further stream may begin. One whose client was sent its end does not count any more."""
-        unfinished = (not self._open[name][0].finished for name in self._open if self._is_busy(name))
-        return sum(unfinished) >= self._settings.max_streams
+        """Whether no further stream may begin."""
+        return sum(map(self._is_in_use, self._open)) >= self._settings.max_streams
 
     def hear(self, text: str) -> None:
         """Take one message."""
@@ -172,7 +171,7 @@ class TokenSession:
     def _generate(self, socket: WebSocket, caller: Caller, message: GenerateStream) -> None:
         self._forget_old()
         name = message.stream_id
-        if self._is_busy(name):
+        if self._is_in_use(name):
             _refuse(socket, name, "invalid_value", "a stream of this name is under way", "stream_id")
             return
         operation = _OPERATIONS.get(message.operation)
@@ -224,10 +223,14 @@ class TokenSession:
         found = self._own(name)
         return found is not None and not found[0].over
 
+    def _is_in_use(self, name: str) -> bool:
+        """Whether a name has a stream. Whoever was sent the end of one may take its name for the next."""
+        return self._is_busy(name) and not self._open[name][0].finished
+
     def _resume(self, socket: WebSocket, caller: Caller, message: Resume) -> None:
         self._forget_old()
         name = message.stream_id
-        if self._is_busy(name):
+        if self._is_in_use(name):
             _refuse(socket, name, "invalid_value", "a stream of this name is under way", "stream_id")
             return
         found = self._kept.find(message.request_id, caller)

@@ -130,7 +130,7 @@ class WebSocket:
 
     def attach(self, sender: Sender) -> None:
         """Let a sender take part; one that comes too late is told so at once."""
-        if self.over.is_set():
+        if not self.open:
             sender.lost()
             return
         self._senders.add(sender)
@@ -155,11 +155,11 @@ class WebSocket:
             self._put(text_frame(message))
 
     def close(self, code: int, reason: str = "") -> None:
-        """End the socket: nothing but this is sent any more. Idempotent, never waits."""
+        """End the socket: nothing but this is sent any more; its senders are told so. Idempotent, never waits."""
         if self._closing is None:
             self._closing = Close(code, reason, fault=False)
             self._close_by = trio.current_time() + CLOSE_WAIT
-            self._ready.clear()
+            self._let_go()
             self._put(close_frame(code, reason))
             self._hurry.unpark_all()
 
@@ -244,14 +244,18 @@ class WebSocket:
         self._full = self._blocked
         self.over.set()
         self._rest = b""
+        self._let_go()
+        self._emptied.unpark_all()
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+
+    def _let_go(self) -> None:
+        """Tell all senders that nothing of theirs is sent any more."""
         self._batch.clear()
         self._ready.clear()
         senders, self._senders = self._senders, set()
         for sender in senders:
             sender.lost()
-        self._emptied.unpark_all()
-        if self._nursery is not None:
-            self._nursery.cancel_scope.cancel()
 
     # -- running
 

@@ -13,6 +13,7 @@ SUBPROTOCOL: Final = "trio-gateway.tokens.v1"
 BEARER: Final = "bearer."  # in front of a key among the offered subprotocols
 
 StreamId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Session = Annotated[str, msgspec.Meta(max_length=1024)]  # it is remembered for as long as the stream takes
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Credit = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 
@@ -33,7 +34,7 @@ class GenerateStream(msgspec.Struct, tag_field="type", tag="generate", frozen=Tr
     priority: str | None = None
     credit: _Credit | None = None
     resumable: bool = False
-    session: str | None = None
+    session: Session | None = None
 
 
 class Ack(msgspec.Struct, tag_field="type", tag="ack", frozen=True):
