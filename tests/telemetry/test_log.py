@@ -137,6 +137,33 @@ def test_a_line_can_be_read_before_the_next_one_comes() -> None:
         assert len(stream.lines) == 1
 
 
+def test_an_error_and_what_came_before_it_wait_for_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_log, "GATHERING", 2 * PATIENCE)
+    stream = Flushed()
+    with logging_to(stream) as log:
+        log.write("info", "first")
+        assert stream.flushed.wait(PATIENCE)
+        for number in (1, 2):  # the second time, it was in a hurry before
+            log.write("info", "then")
+            log.write("error", "bug")
+            while stream.text.count("bug") < number:
+                stream.flushed.clear()
+                assert stream.text.count("bug") == number or stream.flushed.wait(PATIENCE)
+    events = [json.loads(line)["event"] for line in stream.lines]
+    assert events == ["first", "then", "bug", "then", "bug"]
+
+
+def test_the_end_does_not_wait_for_further_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_log, "GATHERING", 2 * PATIENCE)
+    stream = Flushed()
+    log = Log(stream)
+    log.write("info", "first")
+    assert stream.flushed.wait(PATIENCE)
+    log.write("info", "last")
+    log.close()
+    assert [json.loads(line)["event"] for line in stream.lines] == ["first", "last"]
+
+
 # Streams that do not take lines -----------------------------------------------------------------------------
 
 

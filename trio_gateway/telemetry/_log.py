@@ -15,6 +15,7 @@ import msgspec
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 MAX_WAITING: Final = 10_000  # lines; further ones are dropped and counted
 CLOSE_LIMIT: Final = 2.0  # seconds
+GATHERING: Final = 0.05  # seconds for which lines wait for others, errors excepted
 
 
 class Log:
@@ -34,6 +35,7 @@ class Log:
         self._style = style
         self._least = LEVELS[level]
         self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
+        self._hurry = threading.Event()
         self.dropped = 0
         self._thread: threading.Thread | None = None
         if stream is not None:
@@ -62,6 +64,8 @@ class Log:
             self._lines.put_nowait(self._render(line))
         except queue.Full:
             self.dropped += 1
+        if level == "error":
+            self._hurry.set()
 
     def exception(self, event: str, exc: BaseException, **fields: Any) -> None:
         """Queue an error line that says where an exception came from, without its values' contents."""
@@ -79,6 +83,7 @@ class Log:
             self._lines.put(None, timeout=CLOSE_LIMIT)
         except queue.Full:
             return
+        self._hurry.set()
         self._thread.join(CLOSE_LIMIT)
 
     def _render(self, line: dict[str, Any]) -> str:
@@ -102,6 +107,10 @@ class Log:
                     stream.flush()
             except (OSError, ValueError):
                 self.dropped += 1
+            if self._lines.empty():
+                # To be woken up for each line costs more than to write it, and interrupts the loop each time.
+                self._hurry.wait(GATHERING)
+                self._hurry.clear()  # whoever set it has queued a line before
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
 
