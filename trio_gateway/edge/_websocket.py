@@ -155,7 +155,7 @@ class WebSocket:
             self._put(text_frame(message))
 
     def close(self, code: int, reason: str = "") -> None:
-        """End the socket: nothing but this is sent any more; its senders are told so. Idempotent, never waits."""
+        """End the socket: only this is sent any more, and its senders are told. Idempotent, never waits."""
         if self._closing is None:
             self._closing = Close(code, reason, fault=False)
             self._close_by = trio.current_time() + CLOSE_WAIT
