@@ -609,7 +609,6 @@ class Gateway:
             loop_watch=self.loop_watch,
             watch=self.watch,
             exporter=self.exporter,
-            tls=self.tls,
         )
 
     @property

@@ -92,12 +92,12 @@ async def test_the_fake_port_answers_in_the_shapes_of_the_real_one() -> None:
         (ending_row(1), "Ending"),
         (worker_row(1), "Worker"),
         (port.queues(), "Queues"),
-        (port.limits(), "Limits"),
+        (await port.limits(), "Limits"),
         (await port.self_audit(), "SelfAudit"),
         (port.snapshot(), "Snapshot"),
         (port.version(), "Version"),
         ({"tasks": await port.tasks()}, "Tasks"),
-        ({"tenants": port.tenants()}, "Tenants"),
+        ({"tenants": await port.tenants()}, "Tenants"),
         (port.timeline(port.rows[0]["id"]), "Timeline"),
     ]
     for value, name in of_a_kind:

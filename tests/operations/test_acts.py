@@ -296,10 +296,10 @@ async def test_everything_that_can_be_read_has_its_shape() -> None:
         for each in (name, waits):
             expect_shape(operations.timeline(each), "Timeline")
             expect_shape(await operations.flight(each), "Flight")
-        expect_shape({"tenants": operations.tenants()}, "Tenants")
+        expect_shape({"tenants": await operations.tenants()}, "Tenants")
         expect_shape(operations.queues(), "Queues")
         expect_shape({"workers": operations.workers()}, "Workers")
-        expect_shape(operations.limits(), "Limits")
+        expect_shape(await operations.limits(), "Limits")
         expect_shape({"tasks": await operations.tasks()}, "Tasks")
         expect_shape(await operations.self_audit(), "SelfAudit")
         expect_shape(operations.version(), "Version")

@@ -96,7 +96,7 @@ async def test_every_limit_that_can_be_set_reaches_a_part_and_goes_back() -> Non
             assert (result.done, list(result.after)) == (True, [name])
             now = parts_of(gateway.gateway)
             assert now != before, name
-            shown = gateway.gateway.operations.limits()["limits"][name]
+            shown = (await gateway.gateway.operations.limits())["limits"][name]
             assert (shown["value"], shown["source"]) == (wanted, "live"), name
             again = await act(gateway, "limits.set", set={name: wanted})
             assert not again.done
@@ -129,14 +129,14 @@ async def test_without_a_file_nothing_can_be_changed_but_the_log_level() -> None
         result = await act(gateway, "log_level.set", level="error")
         assert (result.done, result.before) == (True, {"log.level": "info"})
         assert not (await act(gateway, "log_level.set", level="error")).done
-        assert gateway.gateway.operations.limits()["limits"]["log.level"]["source"] == "default"
+        assert (await gateway.gateway.operations.limits())["limits"]["log.level"]["source"] == "default"
 
 
 async def test_the_log_level_is_a_limit_like_others() -> None:
     async with serving(URL) as gateway:
         assert (await act(gateway, "log_level.set", level="error")).after == {"log.level": "error"}
         assert gateway.gateway.house.log.level == "error"
-        assert gateway.gateway.operations.limits()["limits"]["log.level"]["source"] == "live"
+        assert (await gateway.gateway.operations.limits())["limits"]["log.level"]["source"] == "live"
 
 
 async def test_streams_go_on_under_what_they_began_with() -> None:

@@ -148,7 +148,7 @@ class AdminPort(Protocol):
         """Answer ``{"request": row, "timeline": steps}``; the id is an exchange's. ``not_found``."""
         ...
 
-    def tenants(self) -> list[Row]:
+    async def tenants(self) -> list[Row]:
         """Answer a row for each tenant."""
         ...
 
@@ -160,7 +160,7 @@ class AdminPort(Protocol):
         """Answer a row for each worker."""
         ...
 
-    def limits(self) -> Row:
+    async def limits(self) -> Row:
         """Answer ``{"limits": {dotted name: {"value", "source", "applies"}}}``."""
         ...
 
@@ -179,7 +179,7 @@ class AdminPort(Protocol):
         """Answer ``{"version", "boot_id", "python", "trio", "uptime"}``."""
         ...
 
-    def configuration(self) -> Row:
+    async def configuration(self) -> Row:
         """Answer what is in force, nested as in the file, secrets hidden."""
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any, Final, Self
@@ -95,8 +95,27 @@ class Source:
         loaded = assemble(document, self._environ, self._arguments, self._folder, over)
         return replace(self, settings=loaded.settings, document=loaded.document)
 
-    def written(self, path: Path) -> str:
-        """Say where a value comes from: ``file``, ``environment``, ``argument``, ``live`` or ``default``."""
+    def origins_of(self, names: Iterable[str]) -> dict[str, str]:
+        """Say by dotted names where values come from.
+
+        That is ``file``, ``environment``, ``argument``, ``live`` or ``default``; the last also for an entry
+        of a table that the document does not have.
+        """
+        tree = self.document.tree
+        places = {
+            table: {entry.get("id"): place for place, entry in enumerate(tree.get(table, ()))}
+            for table in TABLE_LISTS
+        }
+        return {name: self._origin_of(_key_of(name), places) for name in names}
+
+    def _origin_of(self, key: tuple[str, ...], places: Mapping[str, Mapping[str, int]]) -> str:
+        table, *rest = key
+        path: Path = key
+        if table in places:
+            place = places[table].get(rest[0])
+            if place is None:
+                return "default"
+            path = (table, place, *rest[1:])
         origin = self.document.written(path)
         if origin is None:
             return "default"
@@ -105,20 +124,6 @@ class Source:
         if origin.file == LIVE:
             return LIVE
         return "environment" if origin.file.startswith(PREFIX) else "argument"
-
-    def path_of(self, name: str) -> Path:
-        """Answer where the value of a dotted name stands in the document; entries of tables by their place.
-
-        Raises:
-            KeyError: the document has no entry of that id.
-        """
-        table, *rest = _key_of(name)
-        if table not in TABLE_LISTS:
-            return (table, *rest)
-        ids = [entry.get("id") for entry in self.document.tree.get(table, ())]
-        if rest[0] not in ids:
-            raise KeyError(name)
-        return (table, ids.index(rest[0]), *rest[1:])
 
 
 def _key_of(name: str) -> tuple[str, ...]:

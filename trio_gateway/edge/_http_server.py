@@ -257,6 +257,7 @@ class HttpServer:
         room: for bodies of requests that no worker has yet; by default one of its own.
 
     Attributes:
+        tls: as given; another one counts for who connects from then on.
         failed_handshakes: TLS connections that ended before a session was agreed on.
     """
 
@@ -275,7 +276,7 @@ class HttpServer:
         self._limits = limits
         self._bug = bug
         self._draining = draining
-        self._tls = tls
+        self.tls = tls
         self.room: Final = UnplacedBytes(limits.unplaced_bytes) if room is None else room
         self.open = 0
         self.failed_handshakes = 0
@@ -310,9 +311,9 @@ class HttpServer:
             scope.cancel(reason="shutdown")
 
     def _connection(self, stream: trio.SocketStream, hangup: Hangup) -> Connection:
-        if self._tls is None or stream.socket.family == socket.AF_UNIX:
+        if self.tls is None or stream.socket.family == socket.AF_UNIX:
             return Connection(stream, hangup, self._limits.head_bytes)
-        return TlsConnection(stream, hangup, self._limits.head_bytes, self._tls)
+        return TlsConnection(stream, hangup, self._limits.head_bytes, self.tls)
 
     async def _secured(self, connection: TlsConnection) -> bool:
         """Agree on a session within the time that a head has; False: the connection ends here."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections import Counter
 from dataclasses import dataclass
 
@@ -59,7 +58,6 @@ class House:
     loop_watch: LoopWatch
     watch: HangupWatch
     exporter: Exporter | None = None
-    tls: ssl.SSLContext | None = None
     leaks: int = 0
     stopping: str | None = None
 

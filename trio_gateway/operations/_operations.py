@@ -82,9 +82,9 @@ class Operations:
         """See AdminPort."""
         return _requests.timeline(self._house, request_id)
 
-    def tenants(self) -> list[Row]:
+    async def tenants(self) -> list[Row]:
         """See AdminPort."""
-        return _standing.tenants(self._house)
+        return await _standing.tenants(self._house)
 
     def queues(self) -> Row:
         """See AdminPort."""
@@ -94,9 +94,9 @@ class Operations:
         """See AdminPort."""
         return _standing.workers(self._house)
 
-    def limits(self) -> Row:
+    async def limits(self) -> Row:
         """See AdminPort."""
-        return self.configured.limits()
+        return await self.configured.limits()
 
     def endings(self, limit: int) -> list[Row]:
         """See AdminPort."""
@@ -120,9 +120,9 @@ class Operations:
             "uptime": round(trio.current_time() - self._house.started, 3),
         }
 
-    def configuration(self) -> Row:
+    async def configuration(self) -> Row:
         """See AdminPort."""
-        return self.configured.shown()
+        return await self.configured.shown()
 
     def snapshot(self) -> Row:
         """See AdminPort."""

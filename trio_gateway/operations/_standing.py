@@ -11,39 +11,42 @@ from ..admin import Row
 from ..admission import PoolStatistics
 from ..contract import RateStanding
 from ..fleet import WorkerBook
+from ..flow import in_steps
 from ._house import House
 from ._statistics import worker_figures
 
+STEP = 32  # tenants that are described at a time
 MOST_STEPS = 20  # of all breakers of a worker that are shown
 KINDS = ("prompt", "generated", "queued", "delivered", "acknowledged")
 
 
-def tenants(house: House) -> list[Row]:
-    """Answer a row for each tenant."""
+async def tenants(house: House) -> list[Row]:
+    """Answer a row for each tenant, in steps: there may be many thousand."""
     figures, running = house.admission.statistics(), house.admission.running_by_tenant()
     used: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for (tenant, _, kind), count in house.books.tokens.items():
         used[tenant][kind] += count
-    rows = []
-    for name in house.keyring.tenants:
+
+    def row(name: str) -> Row | None:
+        if name not in house.keyring.tenants:
+            return None  # it went between two steps
         share = house.admission.share_of(name)
         rates = {rate.kind: rate for rate in house.rates.standings(name, None)}
-        rows.append(
-            {
-                "id": name,
-                "frozen": name in house.admission.frozen,
-                "weight": share.weight,
-                "running": running.get(name, 0),
-                "queued": figures.queued_by_tenant.get(name, 0),
-                "max_concurrency": share.max_concurrency,
-                "max_queued": share.max_queued,
-                "counter": round(house.admission.service_of(name), 3),
-                "requests_per_minute": _rate(rates.get("requests")),
-                "tokens_per_minute": _rate(rates.get("tokens")),
-                "tokens": {kind: used[name][kind] for kind in KINDS},
-            }
-        )
-    return rows
+        return {
+            "id": name,
+            "frozen": name in house.admission.frozen,
+            "weight": share.weight,
+            "running": running.get(name, 0),
+            "queued": figures.queued_by_tenant.get(name, 0),
+            "max_concurrency": share.max_concurrency,
+            "max_queued": share.max_queued,
+            "counter": round(house.admission.service_of(name), 3),
+            "requests_per_minute": _rate(rates.get("requests")),
+            "tokens_per_minute": _rate(rates.get("tokens")),
+            "tokens": {kind: used[name][kind] for kind in KINDS},
+        }
+
+    return await in_steps(map(row, list(house.keyring.tenants)), STEP)
 
 
 def _rate(standing: RateStanding | None) -> Row | None:

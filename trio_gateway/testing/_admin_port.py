@@ -136,7 +136,7 @@ class FakeAdminPort:
         ]
         return {"request": self._row(request_id), "timeline": steps}
 
-    def tenants(self) -> list[Row]:
+    async def tenants(self) -> list[Row]:
         """Answer one tenant."""
         return [
             {
@@ -172,7 +172,7 @@ class FakeAdminPort:
         """Answer two workers."""
         return [worker_row(1), worker_row(2)]
 
-    def limits(self) -> Row:
+    async def limits(self) -> Row:
         """Answer one limit."""
         return {"limits": {"admission.max_queued": {"value": 1024, "source": "default", "applies": "now"}}}
 
@@ -208,7 +208,7 @@ class FakeAdminPort:
         """Answer a version."""
         return {"version": "1.2.3", "boot_id": "b", "python": "3.11.7", "trio": "0.31.0", "uptime": 12.5}
 
-    def configuration(self) -> Row:
+    async def configuration(self) -> Row:
         """Answer a part of one."""
         return {"admin": {"tokens": [{"id": "ops", "hash": "***", "role": "operator"}]}}
 
