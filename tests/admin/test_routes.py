@@ -70,6 +70,10 @@ async def test_requests_are_filtered_and_paged() -> None:
         page = data(await opened.ask("GET", f"{asked}?limit=2&offset=3", VIEWER))
         assert [row["id"] for row in page["requests"]] == [row["id"] for row in everything["requests"][3:5]]
         assert (page["total"], page["offset"]) == (7, 3)
+        eldest = data(await opened.ask("GET", f"{asked}?order=oldest", VIEWER))["requests"]
+        assert eldest == sorted(eldest, key=lambda row: (row["state"] == "ended", -row["age"]))
+        assert len(eldest) == 7
+        assert code_of(await opened.ask("GET", f"{asked}?order=age", VIEWER)) == (400, "invalid_value")
         for name, value in {"state": "running", "tenant": "tenant-1", "model": "m2", "worker": "w2"}.items():
             found = data(await opened.ask("GET", f"{asked}?{name}={value}", VIEWER))
             assert found["requests"] == [row for row in everything["requests"] if row[name] == value]

@@ -113,7 +113,7 @@ async def test_it_shows_the_gateway_live_cancels_and_takes_another_size() -> Non
                 assert len(shown.frame) == 24
                 assert max(map(len, shown.frame)) <= 80
                 assert shown.frame[0].startswith("trio-gateway  live")
-                await shown.shows("0000012b")  # the oldest is on top
+                await shown.shows("0000012a")  # the oldest that has not ended is on top
                 shown.resize(120, 40)
                 await until(lambda: len(shown.frame) == 40)
                 shown.resize(40, 10)

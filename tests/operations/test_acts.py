@@ -339,6 +339,9 @@ async def test_requests_are_found_by_what_they_are() -> None:
         assert await found(search=second[8:20]) == [second]
         assert await found(search="a-key") == [first]
         assert await found(limit=1, offset=1) == [second]
+        # Who waits or runs is not to be looked for behind what is over, whatever comes first.
+        assert await found(order="oldest") == [second, third, first]
+        assert await found(order="oldest", limit=1, offset=1) == [third]
         answer = await night.gateway.gateway.operations.requests(RequestFilter(limit=1))
         assert answer["total"] == 3
 

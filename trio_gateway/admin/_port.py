@@ -72,9 +72,10 @@ def refusal(
 
 @dataclass(frozen=True, slots=True)
 class RequestFilter:
-    """Which requests are asked for, newest first.
+    """Which requests are asked for. Those that ended stand behind those that wait or run.
 
     Attributes:
+        order: of each of the two.
         search: text that stands in an id, tenant, key id, model or worker.
         limit: rows of the answer, 1 to `MOST_ROWS`.
         offset: rows that are skipped.
@@ -85,6 +86,7 @@ class RequestFilter:
     model: str | None = None
     worker: str | None = None
     search: str | None = None
+    order: Literal["newest", "oldest"] = "newest"
     limit: int = 100
     offset: int = 0
 

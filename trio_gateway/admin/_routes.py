@@ -69,6 +69,7 @@ READS: Final = (
                 "model": text("only for this model"),
                 "worker": text("only at this worker"),
                 "search": text("only those with this text in an id, tenant, key id, model or worker"),
+                "order": word("newest", "oldest", meaning="which come first [newest]"),
                 **_LIMIT,
                 "offset": count("rows to skip [0]", most=10_000_000),
             }

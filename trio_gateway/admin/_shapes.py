@@ -188,7 +188,7 @@ SHAPES: Final[Mapping[str, Schema]] = MappingProxyType(
         ),
         "Request": _REQUEST,
         "Requests": shape(
-            requests=many(named("Request"), "newest first"),
+            requests=many(named("Request"), "those that wait or run, then those that ended"),
             total=count("all that match"),
             offset=count("place of the first row"),
         ),

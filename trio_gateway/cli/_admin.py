@@ -51,13 +51,14 @@ def list_requests(
     model: Annotated[str | None, typer.Option(help="Only for this model.")] = None,
     worker: Annotated[str | None, typer.Option(help="Only at this worker.")] = None,
     search: Annotated[str | None, typer.Option(help="Only with this text in a name.")] = None,
+    order: Annotated[str | None, typer.Option(help="Which come first: newest or oldest.")] = None,
     limit: Limit = 100,
     offset: Annotated[int, typer.Option(min=0, help="Rows to skip.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """List the requests that wait or run, and the latest that ended; newest first."""
+    """List the requests that wait or run, newest first, and behind them the latest that ended."""
     query = {"state": state, "tenant": tenant, "model": model, "worker": worker, "search": search}
-    answer = _read(context, "/requests", **query, limit=limit, offset=offset)
+    answer = _read(context, "/requests", **query, order=order, limit=limit, offset=offset)
     if as_json:
         _print_json(answer)
         return

@@ -21,6 +21,7 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
         "phase",
         "outcome",
         "position",
+        "eta",
         "why",
         "age",
         "worker",

@@ -134,11 +134,10 @@ class Watching:
         elif screen.tab == "tenants":
             screen.rows["tenants"] = (await self._read("/tenants"))["tenants"]
         elif screen.tab == "requests":
-            for _ in range(2):
-                query = screen.query()
-                answer = await self._read("/requests", **query)
-                if query != screen.query() or screen.take_requests(answer):
-                    break
+            query = screen.query()
+            answer = await self._read("/requests", **query)
+            if query == screen.query():
+                screen.take_requests(answer)
 
     async def _read(self, path: str, **query: Any) -> Any:
         return await trio.to_thread.run_sync(lambda: self._client.read(path, **query), abandon_on_cancel=True)

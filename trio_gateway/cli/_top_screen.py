@@ -32,14 +32,15 @@ HELP: Final = {
     "tenants": "q quit  tab next  z freeze/thaw  c cancel all its requests",
     "timeline": "q or escape back  c cancel",
 }
+# Words that still fit behind a place where a terminal has 80 columns.
 WHY: Final = {
-    "tenant_at_concurrency": "tenant has all it may run",
-    "tenant_frozen": "tenant is frozen",
-    "tier_share": "tier has its share",
-    "no_slot": "no slot is free",
-    "ahead_in_line": "others are ahead",
-    "outage": "workers just refused",
-    "model_without_worker": "no worker has the model",
+    "tenant_at_concurrency": "own limit",
+    "tenant_frozen": "frozen",
+    "tier_share": "tier share",
+    "no_slot": "no slot",
+    "ahead_in_line": "in line",
+    "outage": "outage",
+    "model_without_worker": "no worker",
 }
 _ESCAPES: Final = {
     b"\x1b[A": "up",
@@ -49,7 +50,11 @@ _ESCAPES: Final = {
     b"\x1b[5~": "page up",
     b"\x1b[6~": "page down",
     b"\x1b[H": "home",
+    b"\x1bOH": "home",
+    b"\x1b[1~": "home",
     b"\x1b[F": "end",
+    b"\x1bOF": "end",
+    b"\x1b[4~": "end",
     b"\x1b[Z": "back tab",
 }
 _SEQUENCE: Final = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|O[@-~])")
@@ -131,15 +136,13 @@ class Screen:
     def query(self) -> dict[str, Any]:
         """Answer the parameters for the requests that are to be shown."""
         limit = FEW if self.sort in ("oldest", "newest") else MANY
-        # The gateway's own order is newest first: the oldest stand at the end.
-        offset = max(0, self.total - limit) if self.sort == "oldest" else 0
-        return {"state": self.state, "search": self.search or None, "limit": limit, "offset": offset}
+        order = "oldest" if self.sort == "oldest" else "newest"
+        return {"state": self.state, "search": self.search or None, "order": order, "limit": limit}
 
-    def take_requests(self, answer: Row) -> bool:
-        """Take a list of requests; False: it ends elsewhere than was thought, ask once more."""
-        before, self.total = self.query()["offset"], answer["total"]
+    def take_requests(self, answer: Row) -> None:
+        """Take a list of requests."""
+        self.total = answer["total"]
         self.rows["requests"] = _ORDER[self.sort](answer["requests"])
-        return bool(self.query()["offset"] == before)
 
     # -- what is done with it
 
@@ -251,7 +254,7 @@ class Screen:
             health = ("stopping" if told["stopping"] else "not ready", "warn")
         pace, workers = told["throughput"], told["workers"]
         used = sum(worker["held"] + worker["draining"] for worker in workers)
-        slots = sum(worker["slots"] for worker in workers)
+        slots = used + sum(worker["free"] for worker in workers)  # that can be had now
         refused = sorted(told["refusals"].items(), key=lambda pair: -pair[1])
         words = ", ".join(f"{plain(code)} {count}" for code, count in refused) or "none"
         lines: list[list[Piece]] = [
@@ -284,8 +287,9 @@ class Screen:
     def _tabs(self) -> list[Piece]:
         pieces: list[Piece] = []
         for tab in TABS:
-            count = self.total if tab == "requests" else len(self.rows[tab])
-            pieces += [(f" {tab} {count} ", "turned" if tab == self.tab else "dim"), (" ", "")]
+            known = self.rows[tab] or tab == self.tab  # tenants are not asked for before somebody looks
+            count = f" {self.total if tab == 'requests' else len(self.rows[tab])}" if known else ""
+            pieces += [(f" {tab}{count} ", "turned" if tab == self.tab else "dim"), (" ", "")]
         if self.tab == "requests":
             pieces.append(
                 (f" {self.state or 'all'}, {self.sort} first" if self.sort in SORTS[:2] else "", "")
@@ -416,7 +420,7 @@ def _stalls(row: Row) -> bool:
 # Rows -------------------------------------------------------------------------------------------------------
 
 _ORDER: Final[dict[str, Callable[[list[Row]], list[Row]]]] = {
-    "oldest": lambda rows: rows[::-1],
+    "oldest": lambda rows: rows,
     "newest": lambda rows: rows,
     "tokens": lambda rows: sorted(rows, key=lambda row: -(row["tokens"]["generated"] or 0)),
     "buffered": lambda rows: sorted(rows, key=lambda row: -row["buffered_bytes"]),

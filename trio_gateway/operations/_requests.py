@@ -19,9 +19,12 @@ WRITTEN = 40  # rows in one step; one of a request that waits takes 20 us, for i
 
 
 async def requests(house: House, asked: RequestFilter) -> Row:
-    """Answer the rows of requests, newest first; the last that ended behind those that are under way."""
-    ended = [record for record in reversed(house.books.recent) if _fits_record(record, asked)]
-    under_way = reversed(tuple(house.live))
+    """Answer the rows of requests; the last that ended stand behind those that are under way."""
+    oldest = asked.order == "oldest"
+    recent = house.books.recent if oldest else reversed(house.books.recent)
+    ended = [record for record in recent if _fits_record(record, asked)]
+    arrived = tuple(house.live)
+    under_way = arrived if oldest else reversed(arrived)
     live = await in_steps((each if _fits(each, asked) else None for each in under_way), LOOKED_AT)
     found: list[Exchange | Record] = [*live, *ended]
     page = found[asked.offset :][: asked.limit]

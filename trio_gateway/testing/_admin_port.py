@@ -122,9 +122,12 @@ class FakeAdminPort:
         return {"version": "1", "arrived": len(self.rows)}
 
     async def requests(self, asked: RequestFilter) -> Row:
-        """Answer those rows that match."""
+        """Answer those rows that match; the first are the newest, and what ended is put behind the others."""
         await trio.lowlevel.checkpoint()
         found = [row for row in self.rows if _matches(row, asked)]
+        if asked.order == "oldest":
+            found.reverse()
+            found.sort(key=lambda row: bool(row["state"] == "ended"))
         page = found[asked.offset : asked.offset + asked.limit]
         return {"requests": page, "total": len(found), "offset": asked.offset}
 
