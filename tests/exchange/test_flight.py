@@ -11,7 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.exchange.rig import Running, rigged
 from trio_gateway.exchange import OPERATOR, Flight, Step
-from trio_gateway.exchange._flight import FIRST, LAST
+from trio_gateway.exchange._flight import FIRST, LAST, ROWS, Track
 from trio_gateway.testing import (
     FakeScript,
     Head,
@@ -45,6 +45,23 @@ def test_a_long_story_loses_its_middle_and_tells_how_much(steps: int) -> None:
     assert kept[:FIRST] == list(range(min(steps, FIRST)))
     assert kept[FIRST:] == list(range(max(steps - LAST, FIRST), steps)) if steps > FIRST else not kept[FIRST:]
     assert all((step.at, step.what) == (7.0, "step") for step in flight)
+
+
+ROW = st.tuples(st.floats(0, 1e9), st.integers(1, 2**40), st.integers(0, 2**40))
+
+
+@given(st.lists(st.lists(ROW, max_size=2 * ROWS), max_size=6), st.booleans())
+def test_a_track_keeps_its_last_rows_whenever_they_are_packed(
+    batches: list[list[tuple[float, int, int]]], packed_at_once: bool
+) -> None:
+    track = Track()
+    add = (lambda row: track.add(*row)) if packed_at_once else track.adder()
+    for batch in batches:
+        for row in batch:
+            add(row)
+        track.pack()
+    added = [row for batch in batches for row in batch]
+    assert track.rows == added[len(added) - min(len(added), ROWS) :]
 
 
 def told(running: Running) -> list[str]:

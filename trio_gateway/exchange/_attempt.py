@@ -134,7 +134,7 @@ class Attempt:
         self._poke = poke
         self._note = note
         self._reads = reads
-        self._add_row = None if reads is None else reads.add
+        self._add_row = None if reads is None else reads.adder()
         self._gapped = parts.gapped
         self._scope: trio.CancelScope | None = None
         self._expired: Failure | None = None
@@ -484,7 +484,7 @@ class Attempt:
             if not self._tally.committed:
                 self._commit(worker, now)
             if (add_row := self._add_row) is not None:
-                add_row(now, len(block), relay.events)
+                add_row((now, len(block), relay.events))
             if self._gapped is not None and now > before and not self._delivery.slow:
                 self._gapped(now - before)
             await self._delivery.hand_over(block, now)

@@ -609,6 +609,8 @@ class Exchange:
     def _look(self, now: float) -> float:
         """The clock: do what is due, and answer when to look again."""
         due = self._delivery.look(now)
+        if self._delivery.slow:
+            self.flight.pack()
         return due if self._attempt is None else min(due, self._attempt.look(now))
 
 

@@ -15,6 +15,7 @@ FIRST: Final = 16  # steps that are kept for ever: how it came, and how its firs
 LAST: Final = 48  # of the others, those that are kept
 ROWS: Final = 48  # of a track: the last
 _ROW: Final = 3  # figures
+_WORTH_PACKING: Final = 8  # rows
 
 
 class Step(NamedTuple):
@@ -47,33 +48,48 @@ class Counts(NamedTuple):
 class Track:
     """When bytes moved one way, and how many: a row for each move. Of many, the last are kept.
 
-    Adding one is an append, so that a token may have one. Events are counted from the start, so that the
-    rows which are not kept need no sum. A track takes 3 KiB at most: three objects a row would be five times
-    as much.
+    A row is Trio clock seconds, bytes, and all events by then. Events are counted from the start, so that the
+    rows which are not kept need no sum. New rows are objects, as a token may have one and that costs least;
+    once its client is slow and there is time, they are packed into a fifth of the memory.
 
     Attributes:
         since: when the first bytes moved; None: nothing did.
         counts: see there; None: nobody counted.
     """
 
-    __slots__ = ("_moves", "counts", "since")
+    __slots__ = ("_fresh", "_packed", "counts", "since")
 
     def __init__(self) -> None:
-        self._moves: Final = array("d")  # rows end to end: whole numbers up to 2**53 stay what they are
+        self._fresh: deque[tuple[float, int, int]] | None = None
+        self._packed: Final = array("d")  # rows end to end: whole numbers up to 2**53 stay what they are
         self.since: float | None = None
         self.counts: Counts | None = None
 
+    def adder(self) -> Callable[[tuple[float, int, int]], None]:
+        """Answer what adds a row at the cost of an append to a bounded queue."""
+        self._fresh = deque(maxlen=ROWS)
+        return self._fresh.append
+
     def add(self, at: float, size: int, events: int) -> None:
-        """Add a row: Trio clock seconds, bytes, and all events by then."""
-        self._moves.extend((at, size, events))
-        if len(self._moves) == 2 * ROWS * _ROW:
-            del self._moves[: ROWS * _ROW]
+        """Add a row, packed."""
+        self._packed.extend((at, size, events))
+        if len(self._packed) > 2 * ROWS * _ROW:
+            del self._packed[: -ROWS * _ROW]
+
+    def pack(self) -> None:
+        """Take less memory from now on, if there are some rows to pack."""
+        if self._fresh is not None and len(self._fresh) >= _WORTH_PACKING:
+            for row in self._fresh:
+                self.add(*row)
+            self._fresh.clear()
 
     @property
     def rows(self) -> list[tuple[float, int, int]]:
         """Those that are kept, in order."""
-        kept = self._moves[-ROWS * _ROW :]
-        return [(at, int(size), int(events)) for at, size, events in zip(*[iter(kept)] * _ROW, strict=True)]
+        figures = iter(self._packed)
+        rows = zip(figures, figures, figures, strict=True)
+        packed = [(at, int(size), int(events)) for at, size, events in rows]
+        return [*packed, *(self._fresh or ())][-ROWS:]
 
 
 class Terms(NamedTuple):
@@ -139,6 +155,11 @@ class Flight:
         self.takes = Track()
         self.takes.since = self._clock()
         return self.takes
+
+    def pack(self) -> None:
+        """Take less memory, as the client is slow."""
+        if self.reads:
+            self.reads[-1].pack()
 
     def note(self, what: str, **detail: Any) -> None:
         """Note a step that is taken now."""
