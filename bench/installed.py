@@ -6,10 +6,12 @@ What is there already in the version of the table is left as it is.
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -28,11 +30,13 @@ class Package:
         registry: whose client fetches it: pip into a virtual environment, npm below a prefix.
         requirement: in that client's words, with the version that is measured.
         program: what is run, from the environment's folder.
+        overrides: versions of what it depends on, where the newest does not work with it.
     """
 
     registry: Literal["pypi", "npm"]
     requirement: str
     program: str
+    overrides: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def version(self) -> str:
@@ -44,7 +48,11 @@ TABLE: Final = {
     "vllm-router": Package("pypi", "vllm-router==0.1.17", "bin/vllm-router"),
     "litellm": Package("pypi", "litellm[proxy]==1.108.7", "bin/litellm"),
     "portkey": Package(
-        "npm", "@portkey-ai/gateway@1.15.2", "node_modules/@portkey-ai/gateway/build/start-server.js"
+        "npm",
+        "@portkey-ai/gateway@1.15.2",
+        "node_modules/@portkey-ai/gateway/build/start-server.js",
+        # Later ones hand the engine's own headers on, which can not be written to: every stream is a 500.
+        {"@hono/node-server": "1.3.3"},
     ),
 }
 
@@ -57,9 +65,9 @@ def program(name: str) -> Path:
     """
     package, folder = TABLE[name], PEERS / name
     stamp = folder / "installed"
-    if not (stamp.exists() and stamp.read_text() == package.requirement):
+    if not (stamp.exists() and stamp.read_text() == str(package)):
         install(package, folder)
-        stamp.write_text(package.requirement)
+        stamp.write_text(str(package))
     return folder / package.program
 
 
@@ -79,6 +87,7 @@ def install(package: Package, folder: Path) -> None:
         if npm is None:
             raise BenchError(f"{package.requirement} needs npm: apt-get install npm")
         folder.mkdir(parents=True)
+        (folder / "package.json").write_text(json.dumps({"overrides": package.overrides}))
         _run([npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), package.requirement])
     if not (folder / package.program).exists():
         raise BenchError(f"{package.requirement} has no {package.program}")

@@ -81,7 +81,7 @@ def litellm(engine_port: int) -> Iterator[Server]:
 
 @contextmanager
 def portkey(engine_port: int) -> Iterator[Server]:
-    """Run Portkey's gateway (Node); where to send a request comes with each request."""
+    """Run Portkey's gateway (Node). Each request says where it goes; unknown fields are dropped."""
     node = shutil.which("node")
     if node is None:
         raise BenchError("portkey needs node: apt-get install nodejs")
@@ -93,7 +93,7 @@ def portkey(engine_port: int) -> Iterator[Server]:
     with Child(command, name="portkey", talks=False, environment=trusted) as child:
         wait_ready(child, port, "/")
         header = f"x-portkey-config: {json.dumps(config)}"
-        yield answering(Server("portkey", port, child, load={"header": header}))
+        yield answering(Server("portkey", port, child, load={"header": header, "in_user": "1"}))
 
 
 def answering(server: Server) -> Server:

@@ -4,7 +4,7 @@
 and the engine is asked for usage once, as any gateway that counts has to.
 
 *full*: all that a company would switch on: keys of four tenants with weights and limits of concurrency and
-of rates (too high to be reached), a SQLite database behind its journal, a public name other than the engine's,
+of rates (too high to be reached), a SQLite database behind its journal, a public name for the engine's own,
 and an engine that sends usage in every event, as vLLM does when asked, which the client has not asked for and
 does not get.
 

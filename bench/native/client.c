@@ -23,6 +23,7 @@
  * stream without: the whole run; buffered: after --warm requests, --requests long; --tail more
  * follow, so that as many as before are under way until it ends.
  * Connections show the API keys of --keys in turn, and each request has the line of --header.
+ * --in-user 1: the engine's wishes go into the field "user", for gateways that drop fields they do not know.
  * --upstream: what the engine calls the model, if a gateway before it has another name for it.
  */
 #include "common.h"
@@ -39,7 +40,7 @@ static struct {
     const char *mode, *host, *model, *upstream, *phase, *how, *pids, *keys, *header;
     int64_t port, streams, tokens, pace_us, spread, delay_us, head, bytes, requests, warm, usage;
     int64_t ramp_us, warm_ms, window_ms, measured, tries, min_us, max_us, max_tokens, id_base;
-    int64_t pause_us, rcvbuf, hold_ms, limit_s, seed, batch, vary, rate, exact, ws, credit, tail;
+    int64_t pause_us, rcvbuf, hold_ms, limit_s, seed, batch, vary, rate, exact, ws, credit, tail, in_user;
 } opt = {
     .mode = "stream", .host = "127.0.0.1", .model = "bench-model", .phase = "streaming", .how = "fin", .pids = "",
     .keys = "", .upstream = "", .header = "", .streams = 1, .tokens = 16, .spread = 1, .head = 1, .bytes = -1, .requests = 1, .measured = -1,
@@ -471,22 +472,34 @@ static enum step read_answer(struct conn *c, bool stream)
 
 /* ---- asking ---------------------------------------------------------------- */
 
+/* What the engine shall do, in a field of its own, or inside a string. */
+static void wish(struct buf *body, const char *name, int64_t value)
+{
+    buf_fmt(body, opt.in_user ? "%s=%lld " : ",\"%s\":%lld", name, (long long)value);
+}
+
 static void make_request(struct conn *c, bool stream)
 {
     struct buf body = {0};
     int64_t phase_us = opt.pace_us && opt.spread ? opt.pace_us * c->index / opt.streams : -1;
     /* --vary 1: delays between half and one and a half of --delay-us, so that answers do not march in step. */
     int64_t delay_us = opt.vary ? opt.delay_us / 2 + random_below(opt.delay_us) : opt.delay_us;
-    buf_fmt(&body,
-            "{\"model\":\"%s\",\"messages\":[{\"role\":\"user\",\"content\":\"Tell me about the sea.\"}],\"stream\":%s,"
-            "\"bench_id\":%lld,\"bench_tokens\":%lld,\"bench_pace_us\":%lld,\"bench_phase_us\":%lld,"
-            "\"bench_delay_us\":%lld,\"bench_head\":%lld",
-            opt.model, stream ? "true" : "false", (long long)c->id, (long long)opt.tokens, (long long)opt.pace_us,
-            (long long)phase_us, (long long)delay_us, (long long)opt.head);
+    buf_fmt(&body, "{\"model\":\"%s\",\"messages\":[{\"role\":\"user\",\"content\":\"Tell me about the sea.\"}],\"stream\":%s",
+            opt.model, stream ? "true" : "false");
+    if (opt.in_user)
+        buf_fmt(&body, ",\"user\":\"");
+    wish(&body, "bench_id", c->id);
+    wish(&body, "bench_tokens", opt.tokens);
+    wish(&body, "bench_pace_us", opt.pace_us);
+    wish(&body, "bench_phase_us", phase_us);
+    wish(&body, "bench_delay_us", delay_us);
+    wish(&body, "bench_head", opt.head);
     if (opt.bytes >= 0)
-        buf_fmt(&body, ",\"bench_bytes\":%lld", (long long)opt.bytes);
+        wish(&body, "bench_bytes", opt.bytes);
     if (opt.batch)
-        buf_fmt(&body, ",\"bench_batch\":%lld", (long long)opt.batch);
+        wish(&body, "bench_batch", opt.batch);
+    if (opt.in_user)
+        buf_fmt(&body, "\"");
     if (opt.usage)
         buf_fmt(&body, ",\"stream_options\":{\"include_usage\":true}");
     buf_fmt(&body, "}");
@@ -975,7 +988,7 @@ static void report(void)
 static const struct { const char *name; const char **text; int64_t *number; } OPTIONS[] = {
     {"mode", &opt.mode, NULL}, {"host", &opt.host, NULL}, {"model", &opt.model, NULL}, {"phase", &opt.phase, NULL},
     {"how", &opt.how, NULL}, {"pids", &opt.pids, NULL}, {"keys", &opt.keys, NULL}, {"header", &opt.header, NULL},
-    {"upstream", &opt.upstream, NULL}, {"tail", NULL, &opt.tail},
+    {"upstream", &opt.upstream, NULL}, {"tail", NULL, &opt.tail}, {"in-user", NULL, &opt.in_user},
     {"port", NULL, &opt.port}, {"streams", NULL, &opt.streams}, {"tokens", NULL, &opt.tokens}, {"pace-us", NULL, &opt.pace_us}, {"spread", NULL, &opt.spread},
     {"delay-us", NULL, &opt.delay_us}, {"head", NULL, &opt.head}, {"bytes", NULL, &opt.bytes},
     {"requests", NULL, &opt.requests}, {"warm", NULL, &opt.warm}, {"usage", NULL, &opt.usage},

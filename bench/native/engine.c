@@ -1,7 +1,8 @@
 /* A paced engine: an OpenAI-compatible server whose answers cost next to nothing.
  *
  * One thread, one epoll set, HTTP/1.1 with keep-alive. Each request says what
- * it wants by fields of its JSON body, which a gateway must pass on as they are:
+ * it wants by fields of its JSON body, which a gateway must pass on as they are (or by
+ * "user": "bench_tokens=16 bench_pace_us=20000", for those that drop fields they do not know):
  *
  *   "stream"           true: SSE in chunked framing, one HTTP chunk per event;
  *                      false or absent: one JSON body with Content-Length
@@ -377,13 +378,17 @@ static void buffered_answer(struct conn *c)
 
 /* ---- requests ------------------------------------------------------------ */
 
-/* The value behind "name": in a body, or NULL. Enough for bodies of our own client. */
+/* The value behind "name": in a body, or behind name= in some string of it, or NULL. Enough for bodies of our
+ * own client. */
 static const char *field(const char *body, size_t n, const char *name)
 {
-    const char *end = body + n, *at = memmem(body, n, name, strlen(name));
-    if (!at)
-        return NULL;
-    at += strlen(name);
+    size_t length = strlen(name);
+    const char *end = body + n, *at = memmem(body, n, name, length);
+    if (!at) {
+        at = memmem(body, n, name + 1, length - 2);
+        return at && at[length - 2] == '=' ? at + length - 1 : NULL;
+    }
+    at += length;
     while (at < end && (*at == ' ' || *at == ':'))
         at++;
     return at < end ? at : NULL;

@@ -27,7 +27,7 @@ Measures    user + system CPU of the proxy's process tree (its CPU clocks, which
             Beside it the share of a core that proxy, engine and client used.
 Baseline    nginx, one worker, proxy_buffering off, kept connections; smg and vllm-router (the
             better of the two is the yardstick); LiteLLM and Portkey, which get a small load
-            (5 streams at 25 tokens/s; 4 streams of 200; 8 connections) in three runs. All stay
+            (5 streams at 25 tokens/s; 4 streams of 200; 600 requests) in three runs. All stay
             up; runs are interleaved, every second one turned round. A load whose quartiles are over
             10 % of the median apart for a proxy is repeated once for all of them, and then counts.
 Expect      paced: pass-through at most 1.1 and full at most 1.25 times the better router,
@@ -252,7 +252,7 @@ def buffered(
     proxy: peers.Server, engine: peers.Engine, options: Options, *, streams: int = 64, requests: int = 4000
 ) -> Measured:
     requests = options.some(requests * 2 if proxy.name == "nginx" else requests)  # windows of similar length
-    warm = 10 * streams
+    warm = options.some(10 * streams)
     before = cpu_ns(proxy.pids)
     answer = native.load(
         "buffered",
@@ -335,7 +335,7 @@ LOADS: Final[dict[str, Load]] = {
 SLOW_LOADS: Final[dict[str, Load]] = {
     "paced": lambda *given: paced(*given, streams=5, pace_us=40_000),
     "unpaced": lambda *given: unpaced(*given, streams=4, tokens=200),
-    "buffered": lambda *given: buffered(*given, streams=8, requests=200),
+    "buffered": lambda *given: buffered(*given, requests=600),
 }
 
 
