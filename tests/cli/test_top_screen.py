@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -34,7 +35,7 @@ def a_screen(*rows: dict[str, Any], **members: Any) -> Screen:
     port = FakeAdminPort()
     screen = Screen(**members)
     screen.snapshot = port.snapshot()
-    screen.rows |= {"workers": port.snapshot()["workers"], "tenants": [*port.tenants()]}
+    screen.rows |= {"workers": port.snapshot()["workers"], "tenants": trio.run(port.tenants)}
     found = list(rows or port.rows)
     screen.take_requests({"requests": found, "total": len(found), "offset": 0})
     return screen
