@@ -10,7 +10,7 @@ import pytest
 import trio
 from starlette.types import Message
 
-from tests.admin.door import VIEWER, code_of, door, expect_shape
+from tests.admin.door import OPERATOR, TOKENS, VIEWER, code_of, door, expect_shape
 from trio_gateway.admin import Access, Metrics, make_admin_app
 from trio_gateway.admin._feed import MOST_FEEDS, Feed
 from trio_gateway.errors import Refused
@@ -41,15 +41,19 @@ class Watcher:
     Attributes:
         events: names and data of the events that came.
         takes: what each writing waits for.
+        headers: that it sends beside the others.
+        over: its answer has ended.
     """
 
-    def __init__(self, port: FakeAdminPort) -> None:
-        self.app = make_admin_app(port, Access(), Metrics(never, "text/plain"), never)
+    def __init__(self, port: FakeAdminPort, access: Access | None = None) -> None:
+        self.app = make_admin_app(port, access or Access(), Metrics(never, "text/plain"), never)
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.takes = trio.Event()
         self.takes.set()
         self.head: Message = {}
         self.left = trio.Event()
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.over = False
 
     async def look(self) -> None:
         sent = False
@@ -62,7 +66,8 @@ class Watcher:
             await self.left.wait()
             return {"type": "http.disconnect"}
 
-        await self.app(dict(SCOPE), receive, self.take)
+        await self.app(SCOPE | {"headers": [*SCOPE["headers"], *self.headers]}, receive, self.take)
+        self.over = True
 
     async def take(self, message: Message) -> None:
         await self.takes.wait()
@@ -193,8 +198,25 @@ async def test_who_leaves_is_told_no_more(
     assert port.snapshots == 1
 
 
+async def test_a_token_that_is_taken_away_ends_its_feeds_and_no_others(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    access = Access(TOKENS)
+    eyes, ops = Watcher(FakeAdminPort(), access), Watcher(FakeAdminPort(), access)
+    eyes.headers = [(b"authorization", f"Bearer {VIEWER}".encode())]
+    ops.headers = [(b"authorization", f"Bearer {OPERATOR}".encode())]
+    nursery.start_soon(eyes.look)
+    nursery.start_soon(ops.look)
+    await trio.sleep(1.5)
+    access.admit(each for each in TOKENS if each.id != "eyes")
+    await trio.sleep(2)
+    assert (len(eyes.of("snapshot")), eyes.over) == (2, True)
+    assert (len(ops.of("snapshot")), ops.over) == (4, False)
+    nursery.cancel_scope.cancel()
+
+
 def test_only_so_many_feeds_are_open() -> None:
-    feed = Feed(FakeAdminPort(), most=1)
+    feed = Feed(FakeAdminPort(), Access(), most=1)
     feed.enter()
     with pytest.raises(Refused) as caught:
         feed.answer()

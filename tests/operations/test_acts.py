@@ -7,6 +7,7 @@ import dataclasses
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,28 @@ async def test_with_the_database_away_no_key_is_replaced_and_the_old_one_stays_g
     assert (line["action"], line["outcome"]) == ("keys.rotate", "refused")
 
 
+async def test_a_key_that_was_replaced_for_somebody_who_left_is_in_the_trail(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.db"
+    await trio.to_thread.run_sync(stored_key, f"sqlite:///{file}")
+    settings = {"url": f"sqlite:///{file}", "journal": str(tmp_path / "journal")}
+    async with held(database=settings) as night:
+        night.go.set()
+        operations = night.gateway.gateway.operations
+        with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            async with trio.open_nursery() as leaving:
+                leaving.start_soon(partial(act, night.gateway, "keys.rotate", tenant="c", id="old"))
+                await night.gateway.until(lambda: operations._rotating.borrowed_tokens == 1)
+                leaving.cancel_scope.cancel()
+                other.execute("COMMIT")
+        trail = await operations.audit(1)
+    assert (trail[0]["action"], trail[0]["outcome"], trail[0]["after"]["replaces"]) == (
+        "keys.rotate",
+        "done",
+        "old",
+    )
+
+
 def stored_key(url: str) -> str:
     """Store the tenant c with a key that is called old; answers that in full."""
     roster = open_roster(url)
@@ -252,8 +275,9 @@ def stored_key(url: str) -> str:
 
 
 async def test_no_key_is_replaced_in_a_database_that_does_not_answer() -> None:
+    url = "postgresql+psycopg://somebody:secret@127.0.0.1:1/gateway"
     with pytest.raises(Refused) as away:
-        await _keys.rotate("postgresql+psycopg://somebody:secret@127.0.0.1:1/gateway", "old", "c", 0.0)
+        await _keys.rotate(url, "old", "c", 0.0, trio.CapacityLimiter(1))
     assert away.value.problem.code == "database_unavailable"
     assert "secret" not in away.value.problem.message
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import trio
 
 from trio_gateway.admin import Actor
 from trio_gateway.database import RowsRefused, StoreFailed
-from trio_gateway.operations import Trail, open_audit_table
+from trio_gateway.operations import Trail, _audit, open_audit_table
 from trio_gateway.operations._audit import KEPT
 from trio_gateway.testing import until
 
@@ -124,6 +125,32 @@ async def test_while_the_database_is_away_nothing_is_lost_and_it_is_told_once(
         await trail.finish(1)
         assert log.events().count("audit_away") == 2
         nursery.cancel_scope.cancel()
+
+
+async def test_a_database_that_never_answers_keeps_one_thread_and_nobody_elses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_audit, "READ_LIMIT", 0.02)
+    answers = threading.Event()
+
+    class Silent(Table):
+        def read(self, limit: int) -> list[dict[str, Any]]:
+            answers.wait()
+            return super().read(limit)
+
+    table = Silent()
+    trail = Trail("boot", Lines(), table)
+    others = trio.to_thread.current_default_thread_limiter()
+    try:
+        for _ in range(5):
+            await trail.read(9)
+        assert (table.opened, others.borrowed_tokens) == (1, 0)
+        trail.note(ME, "reload", None, "done")
+        assert [entry["action"] for entry in await trail.read(9)] == ["reload"]  # from memory
+    finally:
+        answers.set()
+    await trail.finish(10)
+    assert [entry["action"] for entry in await trail.read(9)] == ["reload"]
 
 
 async def test_what_a_database_never_takes_is_told_and_does_not_stop_the_rest() -> None:

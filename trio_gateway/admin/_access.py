@@ -96,16 +96,23 @@ class Access:
         if self._open:
             return LOCAL, "operator"
         shown = _bearer(headers)
-        digest = hashlib.sha256(shown).digest()
-        # All are compared, each in constant time: how long it takes tells nothing.
-        found = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
-        if shown and found:
+        if found := self._known(shown):
             return found[0].id, found[0].role
         if wait := self._failed.note(address, now):
             what = "too many requests without a good token came from this address"
             raise refusal("rate_limit_exceeded", what, retry_after=wait)
         what = "the token is not known" if shown else "no token was sent: Authorization: Bearer <token>"
         raise refusal("invalid_admin_token", what)
+
+    def still_lets_in(self, headers: Headers) -> bool:
+        """Whether who was let in would be so again: its token may have been taken away since."""
+        return self._open or bool(self._known(_bearer(headers)))
+
+    def _known(self, shown: bytes) -> list[AdminToken]:
+        digest = hashlib.sha256(shown).digest()
+        # All are compared, each in constant time: how long it takes tells nothing.
+        found = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
+        return found if shown else []
 
     def _is_ours(self, host: str) -> bool:
         name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")

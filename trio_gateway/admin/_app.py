@@ -72,7 +72,7 @@ def make_admin_app(
         bug: takes an exception that should not have happened.
         pages: by their paths.
     """
-    feed = Feed(port)
+    feed = Feed(port, access)
 
     # Starlette would run plain functions in threads of another event loop.
     async def livez(request: Request) -> Response:  # noqa: ASYNC124

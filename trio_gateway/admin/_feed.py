@@ -14,6 +14,7 @@ import trio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ._access import Access, Headers
 from ._port import AdminPort, Row, refusal
 
 INTERVAL: Final = 1.0  # seconds from one snapshot to the next
@@ -25,11 +26,13 @@ class Feed:
     """What all open feeds share.
 
     Args:
+        access: says who may go on looking.
         most: feeds that may be open at a time.
     """
 
-    def __init__(self, port: AdminPort, most: int = MOST_FEEDS) -> None:
+    def __init__(self, port: AdminPort, access: Access, most: int = MOST_FEEDS) -> None:
         self._port = port
+        self._access = access
         self._most = most
         self._open = 0
         self._made = -1  # the tick of which `_snapshot` is
@@ -58,6 +61,10 @@ class Feed:
         """Count one less."""
         self._open -= 1
 
+    def may_go_on(self, headers: Headers) -> bool:
+        """Whether who looks may do so still."""
+        return self._access.still_lets_in(headers)
+
     def latest(self, now: float) -> bytes:
         """Answer the snapshot of this tick, as JSON, the same for all who ask."""
         tick = int(now // INTERVAL)
@@ -72,7 +79,7 @@ class Feed:
 
 
 class FeedAnswer(Response):
-    """An answer that goes on until the operator leaves or the gateway ends."""
+    """An answer that goes on until the operator leaves, loses its token, or the gateway ends."""
 
     def __init__(self, feed: Feed) -> None:
         super().__init__(headers={"content-type": "text/event-stream"})
@@ -80,7 +87,7 @@ class FeedAnswer(Response):
         self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write until cancelled."""
+        """Write until cancelled, or until who looks may not any more."""
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         if scope["method"] == "HEAD":
             await send(start)
@@ -89,20 +96,21 @@ class FeedAnswer(Response):
         self._feed.enter()
         try:
             await send(start)
-            await self._tell(send)
+            await self._tell(scope["headers"], send)
         finally:
             self._feed.leave()
 
-    async def _tell(self, send: Send) -> None:
+    async def _tell(self, headers: Headers, send: Send) -> None:
         reached, _ = self._feed.endings_after(2**62)  # what ended before is on another page
         text = RETRY
-        while True:
+        while self._feed.may_go_on(headers):
             now = trio.current_time()
             reached, endings = self._feed.endings_after(reached)
             text += endings + _event(b"snapshot", self._feed.latest(now))
             await send({"type": "http.response.body", "body": text, "more_body": True})
             text = b""
             await trio.sleep_until((trio.current_time() // INTERVAL + 1) * INTERVAL)
+        await send({"type": "http.response.body"})
 
 
 def _json(value: Row) -> bytes:

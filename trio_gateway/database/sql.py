@@ -20,6 +20,8 @@ SQLITE_PATIENCE: Final = 10.0  # seconds for another gateway's transaction
 CONNECT_LIMIT: Final = 5  # seconds
 STATEMENT_LIMIT: Final = 30_000  # milliseconds
 SILENCE_LIMIT: Final = 10_000  # milliseconds without a word from a server's kernel
+KEEPALIVE_IDLE: Final = 15  # seconds of waiting for an answer until the server's kernel is asked for a word
+KEEPALIVE_INTERVAL: Final = 5  # seconds between two such questions
 
 # What a database refuses because of the row, not of its own state: trying again is no use.
 _REFUSALS: Final = (DataError, IntegrityError, OverflowError, UnicodeError)
@@ -66,7 +68,9 @@ class Database:
         else:
             options = {
                 "connect_timeout": CONNECT_LIMIT,
-                "tcp_user_timeout": silence,
+                "tcp_user_timeout": silence,  # also until a probe below is given up
+                "keepalives_idle": KEEPALIVE_IDLE,
+                "keepalives_interval": KEEPALIVE_INTERVAL,
                 "options": f"-c statement_timeout={STATEMENT_LIMIT} -c lock_timeout={STATEMENT_LIMIT}",
                 "application_name": "trio-gateway",
             }

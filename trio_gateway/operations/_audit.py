@@ -67,7 +67,8 @@ class Trail:
         self._entries: deque[Entry] = deque(maxlen=KEPT)
         self._unwritten: deque[tuple[int, Entry]] = deque(maxlen=KEPT)
         self._numbers: Iterator[int] = itertools.count(1)
-        self._turn = trio.Lock()  # one thread at a time
+        # One thread at a time, even one that was given up on: a database that never answers gets no others.
+        self._turn = trio.CapacityLimiter(1)
         self._news = trio.Event()
         self._away = False
 
@@ -175,8 +176,7 @@ class Trail:
             finally:
                 table.close()
 
-        async with self._turn:
-            return await trio.to_thread.run_sync(ask_and_close, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(ask_and_close, abandon_on_cancel=True, limiter=self._turn)
 
     def _complain(self, error: Exception) -> None:
         if not self._away:

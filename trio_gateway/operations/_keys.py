@@ -14,12 +14,18 @@ from ..tenancy import RosterRefused, new_key, open_roster
 LIMIT = 10.0  # seconds for the database
 
 
-async def rotate(url: str, key: str, tenant: str, overlap: float) -> dict[str, Any]:
+async def rotate(
+    url: str, key: str, tenant: str, overlap: float, turn: trio.CapacityLimiter
+) -> dict[str, Any]:
     """Make a key like another one, which ends; answers both, the new one in full, this once.
+
+    Who asked and then left is not waited for, but what the database does: there would be a key of which
+    the trail says that there is none.
 
     Args:
         tenant: whose key it is thought to be.
         overlap: seconds for which the old one is still good.
+        turn: of the threads for it; one that the database does not answer keeps its token.
 
     Raises:
         Refused: there is no such key, or the database does not answer.
@@ -34,9 +40,9 @@ async def rotate(url: str, key: str, tenant: str, overlap: float) -> dict[str, A
         finally:
             roster.close()
 
-    with trio.move_on_after(LIMIT):
+    with trio.move_on_after(LIMIT, shield=True):
         try:
-            await trio.to_thread.run_sync(replace, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(replace, abandon_on_cancel=True, limiter=turn)
         except RosterRefused as error:
             code = "not_found" if "no key" in str(error) else "not_possible"
             raise refusal(code, str(error)) from None

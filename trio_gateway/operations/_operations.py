@@ -56,6 +56,7 @@ class Operations:
         self._pulse = Pulse(house)
         self._tree = TaskTree()
         self.auditor: Final = SelfAudit(house)
+        self._rotating = trio.CapacityLimiter(1)
         self._acts: dict[Action, Act] = {
             "requests.cancel": self._cancel_request,
             "tenants.cancel": self._cancel_tenant,
@@ -293,7 +294,7 @@ class Operations:
         overlap = float(arguments.get("overlap", 0.0))
         if not 0 <= overlap <= LONGEST_OVERLAP:
             raise refusal("invalid_value", "overlap is from 0 to a year, in seconds", param="overlap")
-        made = await rotate(settings.database.url.value, key, tenant, overlap)
+        made = await rotate(settings.database.url.value, key, tenant, overlap, self._rotating)
         if self._house.follower is not None:
             self._house.follower.look_again()
         return ActResult(True, {"id": key}, made)
