@@ -6,6 +6,7 @@ the few tasks that keep time; each exchange lives in its connection's task.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,6 +110,7 @@ from .tenancy import Follower, RateBook, open_roster
 from .units import MiB
 from .upstream import ConnectionPool, HttpEngine, ask, follow, order, resolve
 
+ENDS: Final = (signal.SIGTERM, signal.SIGINT)
 IDLE_EXPIRY: Final = 3.0  # seconds; engines close idle connections after 5
 SWITCH_INTERVAL: Final = 0.0005  # seconds until a thread that reads a large body lets the loop run
 MUCH_MEMORY: Final = 16 * MiB  # held at a time, of answers or of requests; worth returning afterwards
@@ -226,8 +228,16 @@ class Gateway:
 
     # -- running
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(
+        self,
+        *,
+        last: bool = False,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
         """Serve until shut down. Started once the listeners accept connections.
+
+        Args:
+            last: the process ends afterwards; further signals are ignored, so that it does with status 0.
 
         Raises:
             OSError: an address can not be had.
@@ -240,7 +250,8 @@ class Gateway:
                 self.exporter.open()
             listeners += await open_listeners(tuple(map(str, self.settings.server.bind)))
             with (
-                trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as ends,
+                _ignoring_afterwards(*ENDS, signal.SIGHUP, last=last),
+                trio.open_signal_receiver(*ENDS) as ends,
                 trio.open_signal_receiver(signal.SIGHUP) as reloads,
             ):
                 async with trio.open_nursery() as nursery:
@@ -630,6 +641,21 @@ class Gateway:
 async def _wait_at_most(seconds: float, hurry: trio.Event) -> None:
     with trio.move_on_after(seconds):
         await hurry.wait()
+
+
+@contextlib.contextmanager
+def _ignoring_afterwards(*signals: signal.Signals, last: bool) -> Iterator[None]:
+    """Ignore what comes when nobody hears signals any more: by default each of them kills.
+
+    Trio sends those again that were not heard. The handlers of before come back, but for the last time.
+    """
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in signals}
+    try:
+        yield
+    finally:
+        if not last:
+            for each, handler in before.items():
+                signal.signal(each, handler)
 
 
 def _exit_for_sure_after(seconds: float) -> None:

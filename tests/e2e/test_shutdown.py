@@ -105,6 +105,23 @@ async def test_a_second_signal_skips_delay_and_grace(tmp_path: Path) -> None:
             assert await gateway.exit_code() == 0
 
 
+async def test_further_signals_of_any_kind_change_nothing_and_the_status_is_0(tmp_path: Path) -> None:
+    limits = {"readiness_delay": 0.3, "grace": 10}
+    async with open_engine() as engine, process_serving(engine, folder=tmp_path, shutdown=limits) as gateway:
+
+        async def send_on() -> None:
+            while True:
+                for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                    gateway.send(each)
+                    await trio.sleep(0.0005)
+
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send_on)
+                assert await gateway.exit_code() == 0
+                nursery.cancel_scope.cancel()
+
+
 async def test_a_client_that_never_reads_does_not_hold_the_process_beyond_its_hard_limit(
     tmp_path: Path,
 ) -> None:

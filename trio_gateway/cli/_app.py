@@ -268,7 +268,7 @@ def version() -> None:
 
 
 async def _serve(source: Source, log: Log) -> None:
-    await Gateway(source.settings, log, source).run()
+    await Gateway(source.settings, log, source).run(last=True)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
