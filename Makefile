@@ -75,6 +75,10 @@ coverage: environment ## the test suite, with the lines and branches that no tes
 bench: environment ## measure all scenarios beside their peers (SCENARIO=name: one; ARGS are passed on)
 	@$(RUN) -m bench $(SCENARIO) $(ARGS)
 
+.PHONY: guard
+guard: environment ## fail if a token costs a quarter more than it did, in times a plain relay (ARGS=--keep: keep what it costs)
+	@$(RUN) -m bench.guard $(ARGS)
+
 .PHONY: fuzz
 fuzz: environment $(STAMPS)/fuzz ## give all readers mutated bytes, guided by coverage (TARGET=name: one; SECONDS_EACH=600)
 	@$(RUN) -m fuzz $(TARGET) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(ARGS)

@@ -1,4 +1,4 @@
-"""Peers from the package registries, each in an environment of its own below ``build/peers``.
+"""Peers from the package registries, each in an environment of its own below ``.venv/peers``.
 
 ``python -m bench.installed`` installs all of them; a scenario installs those that it needs and misses.
 What is there already in the version of the table is left as it is.
@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from .processes import BenchError
 
-PEERS: Final = Path(__file__).parent / "build" / "peers"
+PEERS: Final = Path(__file__).parent.parent / ".venv" / "peers"  # where no check of our own code looks
 PATIENCE_S: Final = 900  # for one installation
 TOLD: Final = 600  # bytes of what an installer that failed said last
 

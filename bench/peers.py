@@ -211,9 +211,10 @@ def gateway_command() -> list[str]:
     return [str(binary)]
 
 
-@contextmanager
-def gateway(
+def configuration(
     engine_port: int,
+    port: int,
+    admin_port: int,
     *,
     kind: str = "openai",
     slots: int = 1024,
@@ -222,11 +223,12 @@ def gateway(
     connections: int = 8192,
     upstream: str = MODEL,
     extra: str = "",
-) -> Iterator[Gateway]:
-    """Run ``trio-gateway serve`` before the engine, with every limit out of the way.
+) -> str:
+    """Answer a configuration with every limit out of the way.
 
     Args:
         engine_port: where the paced engine listens.
+        port, admin_port: where the gateway shall.
         kind: the dialect it is taken for; "vllm" also asks for usage in every event.
         slots: of each worker.
         workers: how many there are, all of them the one engine.
@@ -235,22 +237,27 @@ def gateway(
         upstream: what the engine calls the model.
         extra: more TOML, such as a ``[delivery]`` table.
     """
-    port, admin_port = free_port(), free_port()
     ids = ["engine"] if workers == 1 else [f"engine-{number}" for number in range(workers)]
     rows = [WORKER.format(id=id_, engine_port=engine_port, kind=kind, slots=slots) for id_ in ids]
+    return GATEWAY.format(
+        port=port,
+        admin_port=admin_port,
+        workers="".join(rows),
+        queue=queue,
+        connections=connections,
+        model=MODEL,
+        upstream=upstream,
+        extra=extra,
+    )
+
+
+@contextmanager
+def gateway(engine_port: int, **settings: Any) -> Iterator[Gateway]:
+    """Run ``trio-gateway serve`` before the engine; ``settings`` are those of `configuration`."""
+    port, admin_port = free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="bench-gateway-") as folder:
         config = Path(folder, "gateway.toml")
-        text = GATEWAY.format(
-            port=port,
-            admin_port=admin_port,
-            workers="".join(rows),
-            queue=queue,
-            connections=connections,
-            model=MODEL,
-            upstream=upstream,
-            extra=extra,
-        )
-        config.write_text(text)
+        config.write_text(configuration(engine_port, port, admin_port, **settings))
         with Child(
             [*gateway_command(), "serve", "--config", str(config)], name="gateway", talks=False
         ) as child:

@@ -14,7 +14,7 @@ Both have metrics and the fair queue, which can not be switched off.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -47,6 +47,7 @@ DATABASE: Final = """
 url = "sqlite:///{folder}/records.db"
 journal = "{folder}/journal"
 """
+ROOM: Final = 1024  # requests of a tenant at a time
 SETUPS: Final = ("pass-through", "full")
 
 
@@ -65,24 +66,30 @@ def tenants_with_keys(room: int) -> tuple[str, list[str]]:
 
 
 @contextmanager
-def pass_through(engine_port: int, *, slots: int = 1024, workers: int = 1) -> Iterator[peers.Gateway]:
-    """Run the gateway with nothing that costs; `workers` have so many slots each, all at the one engine."""
-    with peers.gateway(engine_port, slots=slots, workers=workers) as gateway:
-        yield replace(gateway, name="pass-through")
+def start(name: str, engine_port: int, **limits: int) -> Iterator[peers.Gateway]:
+    """Run the gateway in one of the setups, under that name; ``limits`` as for `peers.gateway`."""
+    room = max(limits.get("slots", 0) * limits.get("workers", 1), limits.get("connections", 0), ROOM)
+    with tempfile.TemporaryDirectory(prefix="bench-setup-") as folder:
+        kind, upstream, extra, keys = _parts(name, room, folder)
+        load = {"keys": ",".join(keys), "upstream": upstream} if keys else {}
+        with peers.gateway(engine_port, kind=kind, upstream=upstream, extra=extra, **limits) as gateway:
+            yield replace(gateway, name=name, load=load)
 
 
-@contextmanager
-def full(engine_port: int, *, slots: int = 1024, workers: int = 1) -> Iterator[peers.Gateway]:
-    """Run the gateway with all that a company would switch on."""
-    tenants, keys = tenants_with_keys(max(slots * workers, 16_384))
-    load: Mapping[str, str] = {"keys": ",".join(keys), "upstream": UPSTREAM}
-    with tempfile.TemporaryDirectory(prefix="bench-full-") as folder:
-        extra = tenants + DATABASE.format(folder=folder)
-        started = peers.gateway(
-            engine_port, kind="vllm", slots=slots, workers=workers, upstream=UPSTREAM, extra=extra
-        )
-        with started as gateway:
-            yield replace(gateway, name="full", load=load)
+def configuration(
+    name: str, engine_port: int, port: int, admin_port: int, folder: str
+) -> tuple[str, list[str]]:
+    """Answer the configuration of a setup with one worker, and the keys that open it."""
+    kind, upstream, extra, keys = _parts(name, ROOM, folder)
+    text = peers.configuration(
+        engine_port, port, admin_port, kind=kind, upstream=upstream, slots=ROOM, extra=extra
+    )
+    return text, keys
 
 
-STARTS: Final = {"pass-through": pass_through, "full": full}
+def _parts(name: str, room: int, folder: str) -> tuple[str, str, str, list[str]]:
+    """Answer the engine's dialect, its name of the model, more TOML, and keys."""
+    if name == "pass-through":
+        return "openai", peers.MODEL, "", []
+    tenants, keys = tenants_with_keys(room)
+    return "vllm", UPSTREAM, tenants + DATABASE.format(folder=folder), keys

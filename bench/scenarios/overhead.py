@@ -114,7 +114,7 @@ def run(options: Options) -> Report:
         for name, why in missing.items():
             progress(f"without {name}: {why}")
         if not options.peers_only:
-            proxies += [stack.enter_context(start(engine.port)) for start in setups.STARTS.values()]
+            proxies += [stack.enter_context(setups.start(name, engine.port)) for name in setups.SETUPS]
         for turn in range(options.runs):
             for proxy, name in _turn(turn, proxies, chosen):
                 _once(proxy, name, engine, options, runs, failed, f"run {turn + 1}")
