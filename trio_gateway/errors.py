@@ -44,6 +44,7 @@ CODES: Final[dict[str, CodeInfo]] = {
     "priority_not_allowed": CodeInfo(403, "permission_error", True),
     "origin_not_allowed": CodeInfo(403, "permission_error", True),
     "model_not_found": CodeInfo(404, _INVALID, True),
+    "previous_response_not_found": CodeInfo(404, _INVALID, True),
     "unknown_route": CodeInfo(404, _INVALID, True),
     "request_not_found": CodeInfo(404, _INVALID, True),
     "method_not_allowed": CodeInfo(405, _INVALID, True),

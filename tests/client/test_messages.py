@@ -67,6 +67,8 @@ def test_later_versions_may_say_more() -> None:
         '{"type":"delta","stream_id":"s","seq":0,"chunk":{}}',
         '{"type":"delta","stream_id":"s","seq":1,"chunk":[]}',
         '{"type":"going_away"}',
+        '{"type":"going_away","deadline_ms":1' + "0" * 400 + "}",
+        '{"type":"error","error":{},"retry_after_ms":1' + "0" * 400 + "}",
         "[" * 60_000,
     ],
 )

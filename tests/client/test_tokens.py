@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Final
 
 import pytest
@@ -428,6 +429,33 @@ async def test_attempts_go_on_within_the_window_and_then_end_with_the_reason(
         nursery.start_soon(_accept_on, gateway, 2)
         async with tokens.generate(BODY):  # a new stream is a new attempt
             pass
+
+
+async def test_a_gateway_that_only_repeats_itself_is_not_asked_for_ever(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    gateway = FakeGateway()
+
+    async def repeat() -> None:
+        for number in itertools.count(2):
+            socket = await gateway.wait_socket(number)
+            await socket.wait_sent("resume")
+            socket.accept("s1")
+            socket.deltas("s1", 1, 1)
+            socket.lose()
+
+    async with client_of(gateway, resume_within=10.0) as tokens:
+        nursery.start_soon(accept, gateway.socket)
+        async with tokens.generate(BODY, resumable=True) as stream:
+            gateway.socket.deltas("s1", 1, 1)
+            await anext(stream)
+            lost = trio.current_time()
+            nursery.start_soon(repeat)
+            gateway.socket.lose()
+            with pytest.raises(SocketLost):
+                await anext(stream)
+            assert trio.current_time() <= lost + 10
+    nursery.cancel_scope.cancel()
 
 
 async def test_the_gateways_wish_to_come_later_is_kept(

@@ -28,7 +28,7 @@ PROMISED = {
     "websocket_stream_limit_reached",
     (401, "authentication_error"): "invalid_api_key",
     (403, "permission_error"): "model_not_allowed priority_not_allowed origin_not_allowed",
-    (404, INVALID): "model_not_found unknown_route request_not_found",
+    (404, INVALID): "model_not_found previous_response_not_found unknown_route request_not_found",
     (405, INVALID): "method_not_allowed",
     (408, INVALID): "request_timeout client_stalled",
     (409, INVALID): "request_cancelled",

@@ -105,3 +105,12 @@ async def test_one_that_nobody_swept_away_in_time_is_overdue(autojump_clock: Moc
     assert answers.overdue(trio.current_time()) == [("ended", 2.0, 10)]
     answers.sweep()
     assert answers.overdue(trio.current_time()) == []
+
+
+async def test_what_the_objects_of_many_take_makes_memory_short_too() -> None:
+    pool = BufferPool(1000)
+    answers = KeptAnswers[Kept](30.0, pool, weight=100)
+    for number in range(8):
+        answers.add(f"{number}", Kept(pool, 1, over=number != 0), OWNER)
+    answers.sweep()
+    assert [number for number in range(8) if answers.find(f"{number}", OWNER)] == [0, 5, 6, 7]

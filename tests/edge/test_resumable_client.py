@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 import trio
 
 from tests.ports.test_client_port import COMMENT, LIMIT, ONE, STREAM, TWO, HttpPeer, over_tcp
@@ -61,3 +62,16 @@ async def test_what_is_withdrawn_before_anybody_took_it_stands_for_nothing() -> 
         async with reading(client, 0):
             assert client.delivered()[0] == 8
             client.cut()
+
+
+async def test_who_takes_nothing_of_an_answer_that_is_over_is_cut_off() -> None:
+    client = ResumableClient(CHAT, KeepTerms(1 << 24, 0.1), BufferPool(1 << 24))
+    client.begin(STREAM)
+    client.push(b"data: " + b"x" * (100_000) + b"\n\n", last=True)
+    client.settle(accepted=True)
+    with trio.fail_after(LIMIT):
+        async with trio.open_nursery() as watching, over_tcp(watching) as peer:
+            with pytest.raises(ClientGone):
+                await client.serve(peer.http, 0)
+    assert client.over
+    client.forget()

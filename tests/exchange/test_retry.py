@@ -223,6 +223,8 @@ def test_what_one_kind_of_engine_can_not_be_asked_for_another_may_do() -> None:
         (400, "length is odd", "invalid_value"),
         (422, "maximum context length", "invalid_value"),
         (404, "", "model_not_found"),
+        (404, "Response with id 'the model' not found.", "previous_response_not_found"),
+        (404, "The model `response` does not exist.", "model_not_found"),
         (408, "", "request_timeout"),
         (413, "", "request_too_large"),
         (415, "", "invalid_value"),

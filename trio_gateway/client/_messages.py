@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-_Seq = Annotated[int, msgspec.Meta(ge=1)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Seq = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ class Failed(msgspec.Struct, tag_field="type", tag="error", frozen=True):
     error: dict[str, Any]
     stream_id: str | None = None
     request_id: str | None = None
-    retry_after_ms: int | None = None
+    retry_after_ms: _Count | None = None
     delivery: Delivery | None = None
 
 

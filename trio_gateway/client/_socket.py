@@ -27,6 +27,7 @@ CLOSE_LIMIT: Final = 2.0  # seconds for the other side to confirm a close
 MAX_MESSAGE: Final = 8 * 1024 * 1024  # characters; an event of the gateway has at most 4 MiB
 _READ: Final = 64 * 1024
 _GONE: Final = 1006
+_DIGITS: Final = 15  # of a number that is still one of seconds, or milliseconds
 _PORTS: Final = {"ws": 80, "http": 80, "wss": 443, "https": 443}
 
 
@@ -334,6 +335,6 @@ def _seconds(headers: dict[str, str]) -> float | None:
     """Read when to come back; dates are not understood."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         value = headers.get(name, "")
-        if value.isascii() and value.isdigit():
+        if value.isascii() and value.isdigit() and len(value) <= _DIGITS:
             return int(value) * unit
     return None

@@ -14,7 +14,7 @@ import msgspec
 import trio
 
 from ._errors import BROKEN, CLOSED, LOST, SocketLost, SocketRejected, TokensError
-from ._messages import Accepted, GoingAway, Queued, UnreadableMessage, read_gateway_message
+from ._messages import GoingAway, UnreadableMessage, read_gateway_message
 from ._reconnect import Pauses, may_ask_again, may_come_back
 from ._socket import Dial, Socket, WebSocketDial, read_place
 from ._state import OutOfOrder, Question, StreamState
@@ -199,8 +199,9 @@ class Tokens:
         stream = self._streams.get(message.stream_id or "")
         if stream is None:
             return  # of a stream that was forgotten, or of the socket, whose close says the same
+        before = stream.state.received
         stream.state.hear(message)
-        if not isinstance(message, Queued | Accepted):
+        if stream.state.over or stream.state.received > before:
             self._pauses.reset()
         if stream.state.over:
             self.wake(stream)

@@ -36,6 +36,7 @@ from ._resumable_client import KeepTerms, ResumableClient
 
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 TIERS: Final = ("interactive", "standard", "batch")
+KEPT_ANSWER: Final = 8 * 1024  # bytes that an ended answer takes beside its events (measured: 5 KiB)
 
 Identity = tuple[tuple[str, str], ...]
 Task = Callable[[], Awaitable[None]]
@@ -151,7 +152,7 @@ class Generator:
         pool: BufferPool,
         spawn: Callable[[Task], None],
     ) -> None:
-        self.kept: Final = KeptAnswers[ResumableClient](settings.keep.window, pool)
+        self.kept: Final = KeptAnswers[ResumableClient](settings.keep.window, pool, KEPT_ANSWER)
         self._pool = pool
         self._spawn = spawn
         self._fleet = fleet

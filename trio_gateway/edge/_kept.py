@@ -47,14 +47,16 @@ class KeptAnswers(Generic[AnswerT]):
     Args:
         window: seconds that one is kept after its end.
         pool: when more than half of it is used, the ended are forgotten earlier, the oldest first.
+        weight: bytes that the objects of one take, which count for that; the pool knows only what they keep.
 
     Attributes:
         window: see above.
     """
 
-    def __init__(self, window: float, pool: BufferPool) -> None:
+    def __init__(self, window: float, pool: BufferPool, weight: int = 0) -> None:
         self.window = window
         self._pool = pool
+        self._weight = weight
         self._entries: dict[str, _Entry[AnswerT]] = {}
 
     @property
@@ -95,7 +97,8 @@ class KeptAnswers(Generic[AnswerT]):
                 entry.ended = None
                 continue
             entry.ended = now if entry.ended is None else entry.ended
-            short = self._pool.left * 2 < self._pool.total
+            left = self._pool.left - self._weight * len(self._entries)
+            short = left * 2 < self._pool.total
             if now - entry.ended >= self.window or short or not entry.answer.accepted:
                 del self._entries[request_id]
                 entry.answer.forget()

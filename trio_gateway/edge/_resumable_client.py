@@ -297,13 +297,26 @@ class ResumableClient:
             if not self._offer(reader):
                 await self._moved.park()
                 continue
-            await reader.flush()
+            await self._flush(reader)
             await trio.lowlevel.checkpoint()
             self._done = self._done or reader.finished
             self._count()
             self._moved.unpark_all()
             if reader.ended:
                 break
+
+    async def _flush(self, reader: HttpClient) -> None:
+        """Wait until a reader has taken what it was given; once the exchange is over, nobody else sees it stall.
+
+        Raises:
+            ClientGone: it took nothing for as long as it might have stayed away.
+        """
+        while reader.pending:
+            before = reader.taken()
+            with trio.move_on_after(self._terms.window):
+                await reader.flush()
+            if self._over and reader.pending and reader.taken() == before:
+                raise ClientGone
 
     def _offer(self, reader: HttpClient) -> bool:
         """Push the next events to a reader; False: there is nothing for it."""

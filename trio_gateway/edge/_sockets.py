@@ -35,6 +35,7 @@ from ._websocket import CLOSE_WAIT, SocketLimits, WebSocket
 NO_AUTH: Final = 4408
 FIRST_MESSAGE: Final = 16 * 1024  # bytes at most of a message that brings a key: its sender is a stranger
 GOING_AWAY: Final = 1001
+KEPT_STREAM: Final = 16 * 1024  # bytes that an ended stream takes beside its deltas (measured: 15 KiB)
 _WILDCARD: Final = "*"
 _OUR_VERSION: Final = (("sec-websocket-version", "13"),)
 
@@ -107,7 +108,7 @@ class Sockets:
         self._wall = wall
         self._open: dict[WebSocket, Session] = {}
         self._closed = trio.lowlevel.ParkingLot()
-        self.kept: Final = KeptStreams(settings.tokens.window, pool)
+        self.kept: Final = KeptStreams(settings.tokens.window, pool, KEPT_STREAM)
 
     def use(self, parts: Parts, settings: SocketSettings) -> None:
         """Have other bounds for new sockets, and other parts for new streams on all of them."""

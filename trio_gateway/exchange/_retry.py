@@ -143,8 +143,7 @@ def of_error(error: EngineError, retry_after: float | None = None) -> Failure:
             "credentials",
         )
     if status == 404:
-        # What stands in quotes may be the caller's: the name of a model, or of a response that is not kept.
-        lacking = error.code == "model_not_found" or "model" in _QUOTED.split(error.message, 1)[0].lower()
+        lacking = error.code == "model_not_found" or "model" in _own_words(error)
         return Failure(
             Way.ELSEWHERE, _passed_on(error), "not_found", signal="model_not_loaded" if lacking else ""
         )
@@ -175,10 +174,17 @@ _FAILURES_BELOW_500: Final = frozenset({424})  # how TGI says that generating fa
 _OWN_CODES: Final = {404: "model_not_found", 408: "request_timeout", 413: "request_too_large"}
 
 
+def _own_words(error: EngineError) -> str:
+    """Answer how a message begins. What stands in quotes may be the caller's: the name of a model, say."""
+    return _QUOTED.split(error.message, 1)[0].lower()
+
+
 def _passed_on(error: EngineError) -> Problem:
     """Put the engine's words for what the caller did wrong into our shape."""
     status = 400 if error.status == 501 else error.status
     own = _OWN_CODES.get(status, "invalid_value")
+    if status == 404 and "response" in (words := _own_words(error)) and "model" not in words:
+        own = "previous_response_not_found"
     if (
         status == 400
         and "context" in error.message
