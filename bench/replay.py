@@ -133,6 +133,9 @@ class Sink:
     def cut(self) -> None:
         raise AssertionError("the answer was whole")
 
+    def on_leaving(self, told: Callable[[], None] | None) -> None:
+        pass
+
     async def wait_gone(self) -> None:
         await trio.sleep_forever()
 

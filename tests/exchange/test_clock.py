@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 
 import trio
 from trio.testing import MockClock
@@ -32,7 +32,7 @@ def started(
         raise exc
 
     clock = ExchangeClock(clocks, look, failed or unexpected)
-    clock.start()
+    clock.start(copy_context())
     return clock
 
 

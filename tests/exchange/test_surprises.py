@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import trio
@@ -80,7 +81,7 @@ class BrokenClient:
         self._client = RecordingClient(room)
         self._method = method
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         if name == self._method:
             raise BUG
         return getattr(self._client, name)
@@ -88,14 +89,23 @@ class BrokenClient:
 
 @pytest.mark.parametrize(
     ("method", "bugs"),
-    [("wait_gone", 1), ("begin", 1), ("push", 2), ("taken", 1)],  # the farewell pushes again
+    [
+        ("on_leaving", 1),
+        ("wait_gone", 1),
+        ("begin", 1),
+        ("push", 2),
+        ("taken", 1),
+    ],  # the farewell pushes again
 )
 async def test_a_bug_in_the_client_port_is_settled_and_nothing_stays_held(
     method: str, bugs: int, autojump_clock: MockClock
 ) -> None:
     script = (Head(), chat_chunk({"content": "x" * 20_000}), *chat_stream()[2:])
     async with rigged(script, bugs=bugs) as rig:
-        running = await rig.run(client=BrokenClient(method, room=100))  # type: ignore[arg-type]
+        client = BrokenClient(method, room=100)
+        if method == "wait_gone":
+            client.half_close()  # else nobody waits
+        running = await rig.run(client=client)  # type: ignore[arg-type]
         assert running.ending is not None
         assert (rig.record.outcome, rig.record.code) == ("upstream_failed", "internal_error")
         assert running.client.was_cut or running.client.finished
@@ -196,6 +206,7 @@ async def test_a_bug_and_a_cancellation_in_the_same_moment_are_both_seen(autojum
     go = trio.Event()
     async with rigged((Head(), WORD, WaitFor(go), BUG), bugs=1) as rig:
         running = rig.start()
+        running.client.half_close()  # so that a second task has something to say
         await trio.sleep(5)
         go.set()
         running.scope.cancel()

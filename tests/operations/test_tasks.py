@@ -43,7 +43,6 @@ async def test_each_exchange_has_its_tasks_with_the_place_where_they_wait(autoju
         rows = await TaskTree().rows()
         assert list(complaints({"tasks": rows}, SHAPES["Tasks"], SHAPES)) == []
         waiting = places(of(rows, first.exchange.request.exchange_id))
-        assert "RecordingClient.wait_gone" in waiting
         assert "_Player._next_output" in waiting
         stalled = places(of(rows, slow.exchange.request.exchange_id))
         assert {"RecordingClient.flush", "ByteChannel.wait_room"} <= stalled

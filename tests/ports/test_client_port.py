@@ -476,3 +476,34 @@ async def test_the_recording_client_fails_whoever_breaks_the_rules_of_the_port()
     waiting.push(ONE)
     with pytest.raises(AssertionError, match="at most one piece"):
         waiting.push(TWO)
+
+
+@pytest.mark.parametrize("leave", ["leave", "half_close"])
+async def test_leaving_is_told_once_also_of_a_client_that_had_left(peer: Peer, leave: str) -> None:
+    told = trio.Event()
+    times = []
+
+    def note() -> None:
+        times.append(trio.current_time())
+        told.set()
+
+    peer.port.on_leaving(lambda: times.append(-1))
+    peer.port.on_leaving(note)  # in the place of the other
+    assert times == []
+    getattr(peer, leave)()
+    await told.wait()
+    if leave == "half_close":
+        peer.leave()
+    with trio.fail_after(LIMIT):
+        await peer.port.wait_gone()
+    assert len(times) == 1
+    peer.port.on_leaving(note)
+    assert len(times) == 2
+    assert min(times) >= 0
+
+
+async def test_nobody_is_told_of_leaving_who_does_not_want_it_any_more(peer: Peer) -> None:
+    peer.port.on_leaving(lambda: pytest.fail("told"))
+    peer.port.on_leaving(None)
+    peer.leave()
+    await peer.port.wait_gone()

@@ -6,7 +6,7 @@ real implementation in one room and a fake in `trio_gateway.testing`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -89,6 +89,12 @@ class ClientPort(Protocol):
 
     def cut(self) -> None:
         """Close without a proper end, so that nobody mistakes the answer for a whole one. Idempotent."""
+
+    def on_leaving(self, told: Callable[[], None] | None) -> None:
+        """Have ``told`` called once, when the client may have left, which `wait_gone` then finds out.
+
+        Most never do, and a task that waits for it would cost each of them. None: nobody is to be told.
+        """
 
     async def wait_gone(self) -> None:
         """Return when the client has left; keeps asking after a half-close."""

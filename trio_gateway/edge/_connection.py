@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import termios
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -78,6 +79,10 @@ class Connection:
             ClientGone: the connection was reset.
         """
         return len(await self._receive_raw(READ_SIZE))
+
+    def on_leaving(self, told: Callable[[], None] | None) -> None:
+        """Have ``told`` called once, when `wait_end` is worth a task; None: nobody is to be told."""
+        self.hangup.on_end(told)
 
     async def wait_end(self) -> None:
         """Wait until the client ends its sending, or is gone. Takes nothing away from `receive`."""

@@ -170,6 +170,10 @@ class HttpClient:
 
     # -- watching
 
+    def on_leaving(self, told: Callable[[], None] | None) -> None:
+        """See ClientPort."""
+        self._connection.on_leaving(told)
+
     async def wait_gone(self) -> None:
         """See ClientPort."""
         hangup = self._connection.hangup

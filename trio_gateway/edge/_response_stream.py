@@ -54,6 +54,7 @@ class ResponseStream:
         self._settled = False
         self._over = False
         self._gone = trio.Event()
+        self._told: Callable[[], None] | None = None
         self._moved = trio.lowlevel.ParkingLot()
         socket.attach(self)
 
@@ -139,6 +140,17 @@ class ResponseStream:
         self._log.clear()
         self._moved.unpark_all()
 
+    def on_leaving(self, told: Callable[[], None] | None) -> None:
+        """See ClientPort."""
+        self._told = told
+        if self._gone.is_set():
+            self._tell_of_leaving()
+
+    def _tell_of_leaving(self) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told()
+
     async def wait_gone(self) -> None:
         """See ClientPort."""
         await self._gone.wait()
@@ -191,6 +203,7 @@ class ResponseStream:
         self._arrivals.forget()
         self._log.clear()
         self._gone.set()
+        self._tell_of_leaving()
         self._moved.unpark_all()
         self._see_if_over()
 

@@ -8,7 +8,7 @@ reader nothing is taken, so the exchange stops as it does for a reader that is s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -72,6 +72,7 @@ class ResumableClient:
         self._figure = 0
         self._seen = -1
         self._alone_since: float | None = trio.current_time()
+        self._told: Callable[[], None] | None = None
         self._moved = trio.lowlevel.ParkingLot()
 
     # -- ClientPort
@@ -181,6 +182,17 @@ class ResumableClient:
         self._log.clear()
         self._count()
         self._moved.unpark_all()
+
+    def on_leaving(self, told: Callable[[], None] | None) -> None:
+        """See ClientPort. A client may have left when no reader is there."""
+        self._told = told
+        if self._alone_since is not None:
+            self._tell_of_leaving()
+
+    def _tell_of_leaving(self) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told()
 
     async def wait_gone(self) -> None:
         """See ClientPort. Gone is a client that has not come back within the window."""
@@ -349,6 +361,7 @@ class ResumableClient:
             self._alone_since = trio.current_time()
             with contextlib.suppress(Dropped, NotSent):
                 self._log.seek(self._arrived[0])
+            self._tell_of_leaving()
         self._moved.unpark_all()
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 from collections import deque
+from collections.abc import Callable
 from typing import Final, final
 
 import trio
@@ -211,6 +212,11 @@ class TlsConnection(Connection):
             self._take_in(await self._receive_raw(SEALED_READ))
         data, self._opened = self._opened, b""
         return data
+
+    def on_leaving(self, told: Callable[[], None] | None) -> None:
+        """See Connection. At once: who waits for ``close_notify`` has to read."""
+        if told is not None:
+            told()
 
     async def wait_end(self) -> None:
         """See Connection. Decrypts a little of what follows: ``close_notify`` looks like any other record."""

@@ -8,7 +8,7 @@ that its client has.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -86,6 +86,7 @@ class TokenStream:
         self._figure = 0
         self._seen = -1
         self._lost_at: float | None = None
+        self._told: Callable[[], None] | None = None
         self._last_end: int | None = None  # of the last message on the socket
         self._arrived_whole = False  # before the socket was lost
         self._last: tuple[str, Members] | None = None
@@ -197,6 +198,17 @@ class TokenStream:
         self._count_kept()
         self._moved.unpark_all()
 
+    def on_leaving(self, told: Callable[[], None] | None) -> None:
+        """See ClientPort. A client may have left when its socket has."""
+        self._told = told
+        if self._lost_at is not None:
+            self._tell_of_leaving()
+
+    def _tell_of_leaving(self) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told()
+
     async def wait_gone(self) -> None:
         """See ClientPort."""
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -295,6 +307,7 @@ class TokenStream:
         if self.pending and not self.terms.kept:
             self.cut()
         self._arrivals.forget()
+        self._tell_of_leaving()
         self._came_or_went.unpark_all()
         self._moved.unpark_all()
 

@@ -9,6 +9,7 @@ connection is asked for errors only, so nothing spins.
 from __future__ import annotations
 
 import select
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self, final
 
@@ -32,6 +33,7 @@ class Hangup:
         self.gone = False
         self._watch = watch
         self._fd = fd
+        self._told: Callable[[], None] | None = None
         self._lot = trio.lowlevel.ParkingLot()
 
     def __enter__(self) -> Self:
@@ -49,6 +51,12 @@ class Hangup:
         """Stop to watch. Idempotent."""
         self._watch.detach(self._fd, self)
 
+    def on_end(self, told: Callable[[], None] | None) -> None:
+        """Call this once, when the other side sent a FIN or is gone: now, if it has. None: call nobody."""
+        self._told = told
+        if self.fin or self.gone:
+            self._tell()
+
     async def wait_fin(self) -> None:
         """Wait until the other side sent a FIN, or is gone."""
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -65,11 +73,17 @@ class Hangup:
         """Take what epoll said."""
         self.gone = self.gone or bool(events & _GONE)
         self.fin = self.fin or bool(events & _FIN)
-        self._lot.unpark_all()
+        self._tell()
 
     def lost(self) -> None:
         """A write failed, which tells the same."""
         self.gone = True
+        self._tell()
+
+    def _tell(self) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told()
         self._lot.unpark_all()
 
 

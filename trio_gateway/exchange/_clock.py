@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextvars import Context, copy_context
+from contextvars import Context
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final, final
@@ -37,7 +37,7 @@ class ExchangeClock:
         self._clocks = clocks
         self._look = look
         self._failed = failed
-        self._context: Context | None = None  # of who started it, as tasks that a look starts are theirs
+        self._context: Context | None = None
         self.due = math.inf  # the one entry of the heap that counts
 
     @property
@@ -45,9 +45,9 @@ class ExchangeClock:
         """Whether it was started, and not stopped."""
         return self._context is not None
 
-    def start(self) -> None:
-        """Look from now on."""
-        self._context = copy_context()
+    def start(self, context: Context) -> None:
+        """Look from now on, in the context of a task, so that those which a look starts are its own."""
+        self._context = context
         self._clocks.running += 1
         self.poke()
 

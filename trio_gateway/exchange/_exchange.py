@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Iterator
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import trio
@@ -354,16 +355,19 @@ class Exchange:
         with self._scope:
             async with trio.open_nursery() as nursery:
                 self._delivery.start(nursery)
-                nursery.start_soon(self._watch_client)
-                self._clock.start()
+                context = copy_context()
                 try:
+                    self._clock.start(context)
+                    self._client.on_leaving(partial(context.run, nursery.start_soon, self._watch_client))
                     await self._serve(nursery)
                 except Refused as refused:
                     await self._fail(refused.problem)
                 except ClientGone:
                     self.end(GONE)
                 finally:
-                    self._clock.stop()  # it may start a writer, which a closed nursery takes no more
+                    # Both may start a task, which a closed nursery takes no more.
+                    self._clock.stop()
+                    self._client.on_leaving(None)
                 nursery.cancel_scope.cancel()
 
     async def _watch_client(self) -> None:

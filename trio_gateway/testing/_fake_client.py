@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, final
 
 import msgspec
@@ -52,6 +52,7 @@ class RecordingClient:
         self._pending = b""
         self._ended = False
         self._joined: list[tuple[int, int]] = []
+        self._told: Callable[[], None] | None = None
         self._lot: Final = trio.lowlevel.ParkingLot()
 
     # -- what the client does
@@ -75,11 +76,13 @@ class RecordingClient:
         """Send a FIN and go on reading: from now on the port asks whether somebody is there."""
         self.fin = True
         self._lot.unpark_all()
+        self.on_leaving(self._told)
 
     def leave(self) -> None:
         """Reset the connection: nothing is taken any more. Idempotent."""
         self.gone = True
         self._lot.unpark_all()
+        self.on_leaving(self._told)
 
     # -- what it got
 
@@ -170,6 +173,13 @@ class RecordingClient:
         """See ClientPort."""
         self.was_cut = True
         self._lot.unpark_all()
+
+    def on_leaving(self, told: Callable[[], None] | None) -> None:
+        """See ClientPort."""
+        left = self.fin or self.gone
+        self._told = None if left else told
+        if left and told is not None:
+            told()
 
     async def wait_gone(self) -> None:
         """See ClientPort."""
