@@ -89,13 +89,7 @@ class BrokenClient:
 
 @pytest.mark.parametrize(
     ("method", "bugs"),
-    [
-        ("on_leaving", 1),
-        ("wait_gone", 1),
-        ("begin", 1),
-        ("push", 2),
-        ("taken", 1),
-    ],  # the farewell pushes again
+    [("wait_gone", 1), ("begin", 1), ("push", 2), ("taken", 1)],  # the farewell pushes again
 )
 async def test_a_bug_in_the_client_port_is_settled_and_nothing_stays_held(
     method: str, bugs: int, autojump_clock: MockClock
@@ -109,6 +103,14 @@ async def test_a_bug_in_the_client_port_is_settled_and_nothing_stays_held(
         assert running.ending is not None
         assert (rig.record.outcome, rig.record.code) == ("upstream_failed", "internal_error")
         assert running.client.was_cut or running.client.finished
+
+
+async def test_a_bug_before_admission_takes_no_place(autojump_clock: MockClock) -> None:
+    async with rigged((Head(), WORD), bugs=1) as rig:
+        running = await rig.run(client=BrokenClient("on_leaving"))  # type: ignore[arg-type]
+        assert running.client.problem is not None
+        assert running.client.problem.status == 500
+        assert (rig.records, rig.engine.attempts) == ([], [])
 
 
 @pytest.mark.parametrize(
