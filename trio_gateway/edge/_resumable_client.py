@@ -318,7 +318,7 @@ class ResumableClient:
                 break
 
     async def _flush(self, reader: HttpClient) -> None:
-        """Wait until a reader has taken what it was given; once the exchange is over, nobody else sees it stall.
+        """Wait until a reader has taken what it got; once the exchange is over, nobody else sees it stall.
 
         Raises:
             ClientGone: it took nothing for as long as it might have stayed away.
