@@ -757,6 +757,27 @@ async def test_who_would_wait_beyond_its_deadline_is_refused_on_arrival(autojump
         patient.leave()
 
 
+async def test_a_flood_has_nobody_refused_who_comes_before_it_in_the_order(autojump_clock: MockClock) -> None:
+    workers = WorkerSet(make_worker(slots=1))
+    for _ in range(21):  # slots come free every second
+        with await workers.admission.enter(make_request()).wait():
+            await trio.sleep(1)
+    with await workers.admission.enter(make_request()).wait():
+        flood = [workers.admission.enter(make_request(seconds=60)) for _ in range(20)]
+        assert refusal(workers.admission, seconds=5).code == "wait_exceeds_deadline"
+        assert (
+            refusal(workers.admission, seconds=5, tenant="t2", tier="batch").code == "wait_exceeds_deadline"
+        )
+        in_time = [
+            workers.admission.enter(make_request(seconds=5, tier="interactive")),
+            workers.admission.enter(make_request(seconds=5, tenant="t2")),
+        ]
+        assert all(ticket.waiting for ticket in in_time)
+        for ticket in (*flood, *in_time):
+            ticket.leave()
+    end_of(workers)
+
+
 async def test_interactive_goes_first_and_batch_never_takes_all_slots(autojump_clock: MockClock) -> None:
     workers = WorkerSet(make_worker(slots=5))
     batch = [workers.admission.enter(make_request(tier="batch")) for _ in range(6)]

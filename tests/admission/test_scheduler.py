@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import weakref
 from collections import Counter
@@ -156,6 +157,19 @@ class Story(RuleBasedStateMachine):
             ahead = [w for w in by_arrival if w.model == waiter.model and w.number < waiter.number]
             assert self.queue.place_of(waiter) == len(ahead) + 1
             assert self.queue.waits(waiter)
+
+    @invariant()
+    def who_comes_is_told_how_many_come_before_it(self) -> None:
+        for tenant, tier in itertools.product("ac", range(3)):
+            new = Waiting(tenant, number=self.number + 1, tier=tier)
+            there = [w for w in self.waiting if w.model == "m1" and w.tenant != "b"]
+            lines = Counter(w.tenant for w in there if w.tier == tier)
+            before = sum(w.tier < tier for w in there) + lines[tenant]
+            for other in lines.keys() - {tenant}:
+                share = self.weights[other] / self.weights[tenant]
+                before += min(lines[other], math.ceil((lines[tenant] + 1) * share))
+            assert self.queue.comes_within(new, before + 1, ["b"])
+            assert not self.queue.comes_within(new, before + 0.9, ["b"])
 
     @invariant()
     def lines_come_by_tier_and_counter_and_hold_whoever_waits(self) -> None:

@@ -26,6 +26,8 @@ from ._estimate import Estimates
 from ._returns import JITTER, SOONEST, Returns
 from ._scheduler import Scheduler
 
+Kind = tuple[str, int, bool, frozenset[str]]  # see `_kind_of`
+
 TIERS: Final = ("interactive", "standard", "batch")
 REASONS: Final = (
     "tenant_frozen",
@@ -313,6 +315,28 @@ class Ticket:
         self._wake.set()
 
 
+class Looked:
+    """What one look at the workers found, as long as nothing changes: many wait, and few kinds of them.
+
+    Attributes:
+        full: kinds for which no worker has room.
+        times: when the first worker may be tried for a kind, as `Slots.tries_at` tells it.
+    """
+
+    __slots__ = ("full", "times")
+
+    def __init__(self) -> None:
+        self.full: set[Kind] = set()
+        self.times: dict[Kind, float | None] = {}
+
+
+def _kind_of(ticket: Ticket) -> Kind:
+    """All of a waiter that decides whether a worker has room for it, as far as others may share it."""
+    request = ticket.request
+    choices = request.n if request.operation.choices else 1
+    return request.model, choices, request.last_try, ticket.without
+
+
 class Admission:
     """See the module's docstring.
 
@@ -506,6 +530,7 @@ class Admission:
 
     def _serve(self, pool: str) -> bool:
         """Do one step for a pool: place a waiter, or take one out of the way; False: none is left."""
+        looked = Looked()
         for tier, group in self._queue.groups(pool):
             full = self._tier_is_full(pool, tier)
             for line in group.lines():
@@ -513,7 +538,7 @@ class Admission:
                 if self._is_held_back(tenant):
                     self._queue.set_aside(tenant, pool)
                     return True
-                if not full and self._serve_line(line):
+                if not full and self._serve_line(line, looked):
                     return True
         return False
 
@@ -659,16 +684,27 @@ class Admission:
         """Whether somebody of the same tenant and tier already waits for the same model."""
         return self._queue.group(ticket.pool, ticket.tier).has_line(ticket.tenant, ticket.model)
 
-    def _serve_line(self, line: Iterable[Ticket]) -> bool:
+    def _serve_line(self, line: Iterable[Ticket], looked: Looked) -> bool:
         """Place the first of a line that can be placed; answers whether one was."""
         for ticket in tuple(line):
-            if self._place(ticket):
-                return True
-            if self._hopeless(ticket):
+            kind = _kind_of(ticket)
+            if kind not in looked.full:
+                if self._place(ticket):
+                    return True
+                looked.full.add(kind)
+            if self._is_too_late(ticket, looked) and self._hopeless(ticket):
                 return True
             if not ticket.without:  # whoever stands behind it can not be placed either
-                return self._release_hopeless(line)
+                return self._release_hopeless(line, looked)
         return False
+
+    def _is_too_late(self, ticket: Ticket, looked: Looked) -> bool:
+        """Whether no worker can be tried before the time of a waiter is up."""
+        kind = _kind_of(ticket)
+        if kind not in looked.times:
+            looked.times[kind] = self._slots.tries_at(ticket.request, ticket.without)
+        at = looked.times[kind]
+        return at is None or ticket.limit <= at
 
     def _release_all_hopeless(self) -> None:
         """Refuse whoever no worker can come for in time, wherever it stands."""
@@ -677,20 +713,13 @@ class Admission:
             for waiter in self._queue.one_of_each_model()
         ):
             return
+        looked = Looked()
         for line in self._queue.all_lines():
-            self._release_hopeless(line)
+            self._release_hopeless(line, looked)
 
-    def _release_hopeless(self, line: Iterable[Ticket]) -> bool:
+    def _release_hopeless(self, line: Iterable[Ticket], looked: Looked) -> bool:
         """Refuse those of a line whose time is up before an outage is; answers whether there were any."""
-        times: dict[tuple[int, frozenset[str]], float | None] = {}  # many waiters, few kinds of them
-        too_late = []
-        for ticket in line:
-            kind = ticket.request.n, ticket.without
-            if kind not in times:
-                times[kind] = self._slots.tries_at(ticket.request, ticket.without)
-            at = times[kind]
-            if at is None or ticket.limit <= at:
-                too_late.append(ticket)
+        too_late = [ticket for ticket in line if self._is_too_late(ticket, looked)]
         for ticket in too_late:
             self._hopeless(ticket)
         return bool(too_late)
@@ -768,9 +797,13 @@ class Admission:
     def _check_time(self, ticket: Ticket) -> None:
         """Refuse on arrival who would wait beyond its deadline."""
         now = trio.current_time()
+        rate, left = self._rate(ticket.pool), ticket.request.deadline - now
         ahead = self._queue.waiting_for(ticket.model, self._frozen)
-        wait = self._rate(ticket.pool).predicted(ahead + 1, now)
-        if wait is not None and now + wait > ticket.request.deadline:
+        wait = rate.predicted(ahead + 1, now)
+        # Who is in time behind everybody is so in any order, which takes longer to look at.
+        if wait is None or wait <= left:
+            return
+        if not self._queue.comes_within(ticket, left * rate.pace(now), self._frozen):
             raise Refused(
                 Problem.of(
                     "wait_exceeds_deadline",

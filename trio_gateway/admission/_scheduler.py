@@ -168,6 +168,12 @@ class Group(Generic[W]):
         if self.has_line(tenant, model):
             yield self._lines[tenant][model]
 
+    def lines_of(self, model: str) -> Iterator[tuple[str, list[W]]]:
+        """Tenants of which somebody waits here for a model, each with its line, in no order."""
+        for tenant, lines in self._lines.items():
+            if model in lines:
+                yield tenant, lines[model]
+
     def heads(self, waiter: W) -> bool:
         """Whether a waiter is the first of its line."""
         return any(line[0] is waiter for line in self.line(waiter.tenant, waiter.model))
@@ -336,6 +342,38 @@ class Scheduler(Generic[W]):
         """Position from 1 by arrival, among those of its tenant that wait for the same model."""
         lines = self._lines_of(waiter.tenant, waiter.model)
         return 1 + sum(bisect.bisect_left(line, waiter.number, key=_number) for line in lines)
+
+    def comes_within(self, waiter: W, turns: float, without: Collection[str] = ()) -> bool:
+        """Whether one who is not in yet is probably among the next ``turns`` that are placed for its model.
+
+        Before it come those of the tiers above, those of its own line, and of each other tenant of its
+        tier as many as the weights let come until then. What tenants were served is left out: who was
+        served more than others comes later than this says.
+
+        Args:
+            without: tenants of which nothing is placed.
+        """
+        left = turns - 1
+        for count in self._before(waiter, without):
+            if left < count:
+                return False
+            left -= count
+        return left >= 0
+
+    def _before(self, waiter: W, without: Collection[str]) -> Iterator[int]:
+        """How many are probably placed before one who is not in yet, in parts."""
+        for tier, group in self.groups(waiter.pool):
+            if tier > waiter.tier:
+                return
+            own = sum(map(len, group.line(waiter.tenant, waiter.model)))
+            for tenant, line in group.lines_of(waiter.model):
+                if tenant in without:
+                    continue
+                if tier < waiter.tier or tenant == waiter.tenant:
+                    yield len(line)
+                    continue
+                share = self._weight(tenant) / self._weight(waiter.tenant)
+                yield min(len(line), math.ceil((own + 1) * share))
 
     def _lines_of(self, tenant: str, model: str) -> Iterator[list[W]]:
         """The lines of a tenant for a model, in all tiers."""
