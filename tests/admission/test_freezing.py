@@ -12,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_gateway.admission import REASONS, AdmissionLimits, Lease, TenantShare, Ticket
 from trio_gateway.admission._scheduler import Group
-from trio_gateway.contract import Rejection
+from trio_gateway.contract import InternalRequest, Rejection, Worker
 from trio_gateway.errors import Refused
 from trio_gateway.testing import WorkerSet, make_request, make_worker
 from trio_gateway.units import MiB
@@ -379,3 +379,47 @@ async def test_pools_tell_their_slots_and_who_waits(autojump_clock: MockClock) -
     assert (pool.held, pool.oldest) == (0, None)
     assert here.admission.service_of("t1") > 0
     assert here.admission.share_of("t1") == TenantShare(None, 64)
+
+
+# Many who wait ----------------------------------------------------------------------------------------------
+
+
+async def test_for_a_slot_that_comes_free_the_workers_are_asked_once_for_each_kind_of_request(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = WorkerSet(make_worker("w1", slots=1, kind="llamacpp"), limits=limits())
+    lease = await lease_of(here.admission.enter(make_request()))
+    waiting = [
+        here.admission.enter(make_request(tenant=f"t{number}", n=1)) for number in range(20) for _ in range(3)
+    ]
+    asked: list[str] = []
+    choose = here.fleet.choose
+
+    def counted(request: InternalRequest, without: frozenset[str]) -> Worker | None:
+        asked.append(request.tenant)
+        return choose(request, without)
+
+    monkeypatch.setattr(here.fleet, "choose", counted)
+    lease.release()
+    placed = [ticket for ticket in waiting if not ticket.waiting]
+    assert len(placed) == 1
+    assert len(asked) == 2  # the one that is placed, and one for all others
+    for ticket in waiting:
+        ticket.leave()
+    assert here.left_over() == []
+
+
+async def test_who_needs_more_slots_or_may_not_try_a_worker_speaks_for_nobody_else(
+    autojump_clock: MockClock,
+) -> None:
+    here = WorkerSet(make_worker("w1", slots=3, kind="llamacpp"), limits=limits())
+    leases = [await lease_of(here.admission.enter(make_request())) for _ in range(3)]
+    wide = here.admission.enter(make_request(tenant="a", n=3))
+    slim = here.admission.enter(make_request(tenant="b", n=1))
+    leases.pop().release()
+    assert (wide.waiting, slim.waiting) == (True, False)
+    for ticket in (wide, slim):
+        ticket.leave()
+    for lease in leases:
+        lease.release()
+    assert here.left_over() == []
