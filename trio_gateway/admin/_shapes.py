@@ -58,11 +58,13 @@ _REQUEST: Final = shape(
             doing=or_null(text("where it is: file, line and function")),
         )
     ),
-    position=or_null(count(
+    position=or_null(
+        count(
             "place by arrival among those that wait for its model, from 1; tiers and shares decide who is next; "
             "null while it does not wait",
             least=1,
-        )),
+        )
+    ),
     eta=or_null(number("predicted seconds until it is placed; null: nobody can tell, see why")),
     why=or_null(
         word(
