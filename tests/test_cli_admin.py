@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from tests.admin.door import OPERATOR, VIEWER, Door, door, token
 from trio_gateway.admin import ACTS, READS
-from trio_gateway.cli import app
+from trio_gateway.cli import _admin_client, app
 from trio_gateway.testing import FakeAdminPort, refusing_port, request_row, until
 
 Run = tuple[int, str, str]
@@ -277,6 +277,68 @@ async def test_somebody_else_who_answers_is_no_gateway() -> None:
         code, _, err = await run_in_thread("--url", somebody.where[1] + "/other", "--token", OPERATOR, "feed")
         assert code == 1
         assert "there is no such path" in err
+
+
+@asynccontextmanager
+async def saying(body: bytes, status: bytes = b"200 OK") -> AsyncIterator[str]:
+    """Somebody who answers every question with the same."""
+
+    async def serve(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        head = b"HTTP/1.1 %b\r\nconnection: close\r\ncontent-type: application/json\r\n\r\n" % status
+        with suppress(trio.BrokenResourceError):
+            await stream.send_all(head + body)
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        yield f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b'{"requests": 5, "tenants": {"a": 1}, "limits": [], "tasks": [[]], "done": 1, "ok": 1}',
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"a": ' + b"[" * 800 + b"]" * 800 + b"}",
+        b'{"total": ' + b"9" * 5000 + b"}",
+        b"\xff{",
+    ],
+)
+async def test_whatever_else_answers_is_told_to_be_no_gateway(body: bytes) -> None:
+    commands = (("requests",), ("request", FIRST), ("queues",), ("tasks",), ("self-audit",), ("freeze", "a"))
+    async with saying(body) as url:
+        for words in commands:
+            code, out, err = await run_in_thread("--url", url, *words)
+            assert (code, out) == (1, ""), words
+            assert err == f"trio-gateway: {url} answered 200, and not as a gateway does\n"
+
+
+async def test_a_feed_that_is_none_says_so() -> None:
+    for body in (b"event: snapshot\ndata: {\n\n", b"event: snapshot\ndata: []\n\n"):
+        async with saying(body) as url:
+            code, out, err = await run_in_thread("--url", url, "feed")
+            assert (code, out) == (1, "")
+            assert err == f"trio-gateway: the feed of {url} is none of a gateway\n"
+
+
+async def test_what_a_refusal_says_does_not_move_the_cursor() -> None:
+    body = b'{"error": {"message": "a\\u001b[2Jb", "code": "x", "type": "x", "param": null}}'
+    async with saying(body, b"400 No") as url:
+        code, _, err = await run_in_thread("--url", url, "version")
+        assert (code, err) == (1, "trio-gateway: a\\x1b[2Jb (400 x)\n")
+
+
+async def test_an_answer_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_admin_client, "LONGEST", 10_000)
+    async with saying(b" " * 20_000) as url:
+        code, _, err = await run_in_thread("--url", url, "version")
+        assert (code, "the answer does not end" in err) == (1, True)
+        code, _, err = await run_in_thread("--url", url, "feed")
+        assert (code, "is none of a gateway" in err) == (1, True)
 
 
 async def test_what_a_client_chose_does_not_move_the_cursor() -> None:

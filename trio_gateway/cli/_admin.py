@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ..tenancy import new_key
-from ._admin_tables import COLUMNS, print_members, print_rows, print_tree
+from ._admin_tables import COLUMNS, print_members, print_rows, print_tree, shown
 from ._admin_where import DEFAULT_URL, REFUSED, Token, TokenFile, Url, asking, token_of
 from ._common import USAGE_ERROR, complain
 
@@ -126,7 +126,7 @@ def self_audit(context: typer.Context, as_json: AsJson = False) -> None:
         typer.echo("All accounts are right, and nothing is left over.")
     else:
         for equation in answer["equations"]:
-            typer.echo(equation)
+            typer.echo(shown(equation))
         if answer["leaks"]:
             print_rows(answer["leaks"], COLUMNS["leaks"])
     if not answer["ok"]:

@@ -82,7 +82,7 @@ def print_members(value: Mapping[str, Any]) -> None:
 def print_tree(groups: Iterable[Mapping[str, Any]]) -> None:
     """Print tasks below their exchange, each with what it does."""
     for group in groups:
-        typer.echo(f"exchange {group['exchange']}" if group["exchange"] else "no exchange")
+        typer.echo(f"exchange {shown(group['exchange'])}" if group["exchange"] else "no exchange")
         for task in group["tasks"]:
             _print_task(task, "  ")
 

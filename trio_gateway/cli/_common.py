@@ -52,5 +52,7 @@ def read_source(config: Path, overrides: list[str] | None) -> Source:
 
 def complain(error: object, status: int = USAGE_ERROR) -> NoReturn:
     """Say what is wrong, and end."""
-    typer.echo(f"trio-gateway: {error}", err=True)
+    # What others say in it can not move the cursor.
+    text = "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in str(error))
+    typer.echo(f"trio-gateway: {text}", err=True)
     raise typer.Exit(status) from None

@@ -47,7 +47,10 @@ def top(
 
 def _print_once(client: AdminClient) -> None:
     screen = Screen(sort="newest")
-    screen.snapshot = next(value for name, value in client.events("/feed") if name == "snapshot")
+    snapshots = (value for name, value in client.events("/feed") if name == "snapshot")
+    if (snapshot := next(snapshots, None)) is None:
+        raise AdminFailed("the feed ended before it told anything")
+    screen.snapshot = snapshot
     screen.take_requests(client.read("/requests", **screen.query()))
     width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
     for line in screen.plain_lines(width):
