@@ -288,6 +288,9 @@ async def saying(body: bytes, status: bytes = b"200 OK") -> AsyncIterator[str]:
         head = b"HTTP/1.1 %b\r\nconnection: close\r\ncontent-type: application/json\r\n\r\n" % status
         with suppress(trio.BrokenResourceError):
             await stream.send_all(head + body)
+            await stream.send_eof()
+            while await stream.receive_some():
+                pass  # what was left unread would reset the connection
 
     async with trio.open_nursery() as nursery:
         (listener,) = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
@@ -302,7 +305,7 @@ async def saying(body: bytes, status: bytes = b"200 OK") -> AsyncIterator[str]:
         b"[]",
         b"null",
         b'{"requests": 5, "tenants": {"a": 1}, "limits": [], "tasks": [[]], "done": 1, "ok": 1}',
-        b"[" * 100_000 + b"]" * 100_000,
+        b"[" * 20_000 + b"]" * 20_000,
         b'{"a": ' + b"[" * 800 + b"]" * 800 + b"}",
         b'{"total": ' + b"9" * 5000 + b"}",
         b"\xff{",
