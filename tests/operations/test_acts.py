@@ -18,7 +18,7 @@ from tests.e2e.serving import Serving, error_code, serving, tenant
 from tests.operations.test_live_limits import ME, act, refused
 from trio_gateway.admin import SHAPES, RequestFilter, complaints
 from trio_gateway.errors import Refused
-from trio_gateway.operations import _keys
+from trio_gateway.operations import _keys, _operations
 from trio_gateway.operations._pulse import bucket_quantile, quantile
 from trio_gateway.operations._requests import row_now
 from trio_gateway.tenancy import new_key, open_roster
@@ -73,7 +73,7 @@ async def held(**sections: Any) -> AsyncIterator[Held]:
         serving(
             one,
             two,
-            worker={"slots": 1},
+            worker={"slots": 1, "cancel_grace": 0.001},
             **sections,
         ) as gateway,
         trio.open_nursery() as nursery,
@@ -114,6 +114,20 @@ async def test_all_requests_of_a_tenant_are_cancelled_and_no_others() -> None:
         assert not (await act(night.gateway, "tenants.cancel", "a")).done
         assert (await refused(night.gateway, "tenants.cancel", "nobody")).code == "not_found"
     assert night.statuses() == [200, 503, 503]
+
+
+async def test_those_of_a_tenant_that_wait_get_no_slot_of_those_that_are_cancelled_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_operations, "ENDED", 1)  # others run after each of them
+    async with held() as night:
+        running = [await night.call() for _ in range(2)]
+        waiting = [await night.call(waits=True) for _ in range(20)]
+        result = await act(night.gateway, "tenants.cancel", "a")
+        assert (result.done, result.after["cancelled"]) == (True, 22)
+        await night.gateway.settled(22)
+        attempts = {record.exchange_id: record.attempts for record in night.gateway.records}
+        assert attempts == {**dict.fromkeys(running, 1), **dict.fromkeys(waiting, 0)}
 
 
 async def test_freezing_and_thawing_say_what_they_change() -> None:

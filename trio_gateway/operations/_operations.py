@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import trio
@@ -12,8 +12,9 @@ from .. import __version__
 from ..admin import Action, Actor, ActResult, RequestFilter, Row, refusal
 from ..config import Settings, Source
 from ..errors import Refused
-from ..exchange import OPERATOR, flight_file
+from ..exchange import OPERATOR, Exchange, flight_file
 from ..fleet import DRAINED, EJECTED, UNTOUCHED
+from ..flow import in_steps
 from . import _requests, _standing
 from ._apply import Prepared
 from ._audit import Outcome, Trail
@@ -27,6 +28,8 @@ from ._tasks import TaskTree
 
 MOST_ENDINGS: Final = 100  # that the feed tells at a time
 LONGEST_OVERLAP: Final = 366 * 86_400.0  # seconds for which a replaced key may still be good
+ENDED: Final = 50  # requests in one step on the loop, some 1 ms
+END_LIMIT: Final = 5.0  # seconds to end many requests
 SHOWN_ONCE: Final = "key"  # of a result, never in the audit table
 
 Act = Callable[[str, Mapping[str, Any]], Awaitable[ActResult]]
@@ -196,15 +199,17 @@ class Operations:
         told = {"state": standing.state, "outcome": standing.outcome}
         return ActResult(False, told, told)
 
-    async def _cancel_tenant(self, target: str, arguments: Mapping[str, Any]) -> ActResult:  # noqa: ASYNC124
+    async def _cancel_tenant(self, target: str, arguments: Mapping[str, Any]) -> ActResult:
         self._expect_tenant(target)
-        ended = self._end(lambda exchange: exchange.request.tenant == target)
+        ended = await self._end(lambda exchange: exchange.request.tenant == target)
         return ActResult(ended > 0, {"under_way": ended}, {"under_way": 0, "cancelled": ended})
 
-    def _end(self, is_meant: Callable[[Any], bool]) -> int:
+    async def _end(self, is_meant: Callable[[Exchange], bool]) -> int:
         meant = [each for each in self._house.live if each.ending is None and is_meant(each)]
-        for exchange in meant:
-            exchange.end(OPERATOR)
+        # Those that wait come first: else they get the slots of the others, and an engine begins for nobody.
+        meant.sort(key=lambda each: each.standing_word() != "waiting")
+        with trio.move_on_after(END_LIMIT, shield=True):  # all of it, also if the operator leaves
+            await in_steps(_ended(meant), ENDED)
         return len(meant)
 
     async def _freeze(self, target: str, arguments: Mapping[str, Any]) -> ActResult:  # noqa: ASYNC124
@@ -231,9 +236,9 @@ class Operations:
     async def _resume(self, target: str, arguments: Mapping[str, Any]) -> ActResult:  # noqa: ASYNC124
         return self._touch(target, UNTOUCHED)
 
-    async def _eject(self, target: str, arguments: Mapping[str, Any]) -> ActResult:  # noqa: ASYNC124
+    async def _eject(self, target: str, arguments: Mapping[str, Any]) -> ActResult:
         result = self._touch(target, EJECTED)
-        ended = self._end(lambda exchange: exchange.worker == target)
+        ended = await self._end(lambda exchange: exchange.worker == target)
         return ActResult(result.done or ended > 0, result.before, {**result.after, "cancelled": ended})
 
     def _touch(self, target: str, how: str) -> ActResult:
@@ -298,6 +303,12 @@ class Operations:
         if self._house.follower is not None:
             self._house.follower.look_again()
         return ActResult(True, {"id": key}, made)
+
+
+def _ended(exchanges: Iterable[Exchange]) -> Iterator[Exchange]:
+    for each in exchanges:
+        each.end(OPERATOR)
+        yield each
 
 
 def _without_secret(after: Any) -> Any:
