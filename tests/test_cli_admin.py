@@ -16,7 +16,7 @@ import trio
 from typer.testing import CliRunner
 
 from tests.admin.door import OPERATOR, VIEWER, Door, door, token
-from trio_gateway.admin import ACTS, READS
+from trio_gateway.admin import ACTS, READS, refusal
 from trio_gateway.cli import _admin_client, app
 from trio_gateway.testing import FakeAdminPort, refusing_port, request_row, until
 
@@ -221,7 +221,11 @@ async def test_it_comes_over_a_unix_socket(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("secret", "words", "told"),
     [
-        ("wrong", ("version",), "the token is not known (401 invalid_admin_token)"),
+        (
+            "wrong",
+            ("version",),
+            "the token is not known (401 invalid_admin_token); --token-file or TRIO_GATEWAY_ADMIN_TOKEN",
+        ),
         (VIEWER, ("reload",), "the token eyes may read, but not act (403 role_not_allowed)"),
         (OPERATOR, ("drain", "nobody"), "there is no such one (404 not_found)"),
         (OPERATOR, ("request", "0"), "there is no such request (404 not_found)"),
@@ -240,6 +244,13 @@ async def test_a_refusal_is_told_in_the_gateways_words(
         code, out, err = await somebody.types(*words)
         assert (code, out) == (1, "")
         assert err.startswith(f"trio-gateway: {told}")
+
+
+async def test_each_problem_of_a_file_has_a_line_of_its_own() -> None:
+    async with operator() as somebody:
+        somebody.port.raises = refusal("invalid_configuration", "a.toml:1: x\na.toml:2: y")
+        _, _, err = await somebody.types("reload")
+        assert err == "trio-gateway: a.toml:1: x\na.toml:2: y\n(400 invalid_configuration)\n"
 
 
 @pytest.mark.parametrize("words", [("drain", "a/b"), ("drain", ".."), ("freeze", ""), ("cancel", "a%2fb")])

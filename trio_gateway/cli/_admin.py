@@ -253,8 +253,8 @@ def reset_breaker(
 def force_breaker(
     context: typer.Context,
     id: WorkerId,
-    model: Annotated[str, typer.Argument(help="The model.")],
-    state: Annotated[str, typer.Argument(help="open or closed.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model.")],
+    state: Annotated[str, typer.Argument(metavar="STATE", help="open or closed.")],
     as_json: AsJson = False,
 ) -> None:
     """Hold a breaker of a worker open or closed until it is reset."""
@@ -264,7 +264,9 @@ def force_breaker(
 @admin.command("set-limits")
 def set_limits(
     context: typer.Context,
-    values: Annotated[list[str], typer.Argument(help="name=value, as admission.max_queued=200.")],
+    values: Annotated[
+        list[str], typer.Argument(metavar="VALUES", help="name=value, as admission.max_queued=200.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Change limits, all of them or none."""
@@ -274,8 +276,8 @@ def set_limits(
 @admin.command("rotate-key")
 def rotate_key(
     context: typer.Context,
-    tenant: Annotated[str, typer.Argument(help="Id of the key's tenant.")],
-    id: Annotated[str, typer.Argument(help="Id of the key.")],
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Id of the key's tenant.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="Id of the key.")],
     overlap: Annotated[
         float | None, typer.Option(min=0, help="Seconds that the old key stays good.", show_default="0")
     ] = None,
@@ -294,7 +296,7 @@ def reload(context: typer.Context, as_json: AsJson = False) -> None:
 @admin.command("log-level")
 def log_level(
     context: typer.Context,
-    level: Annotated[str, typer.Argument(help="debug, info, warning or error.")],
+    level: Annotated[str, typer.Argument(metavar="LEVEL", help="debug, info, warning or error.")],
     as_json: AsJson = False,
 ) -> None:
     """Change what is logged, until the next start."""

@@ -113,9 +113,13 @@ class AdminClient:
         except ValueError:
             what = f"{self._shown} answered {answer.status_code}, and not as a gateway does"
             raise AdminFailed(what) from None
-        raise AdminFailed(f"{error['message']} ({answer.status_code} {error['code']})")
+        message = error["message"]
+        gap = "\n" if "\n" in message else " "  # problems of a file have a line each
+        how = _HOW if answer.status_code == 401 else ""
+        raise AdminFailed(f"{message}{gap}({answer.status_code} {error['code']}){how}")
 
 
+_HOW: Final = "; --token-file or TRIO_GATEWAY_ADMIN_TOKEN shows one"
 _EVENTS: Final = {"snapshot": "Snapshot", "ending": "Ending"}
 
 

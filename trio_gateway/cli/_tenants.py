@@ -85,7 +85,7 @@ NamedConfig = Annotated[
         show_default=str(DEFAULT_FILE),
     ),
 ]
-TenantId = Annotated[str, typer.Argument(help="The tenant's id.", show_default=False)]
+TenantId = Annotated[str, typer.Argument(metavar="ID", help="The tenant's id.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
@@ -224,7 +224,7 @@ def _key_row(
 
 @keys.command("revoke")
 def revoke_keys(
-    ids: Annotated[list[str], typer.Argument(help="Ids of keys.", show_default=False)],
+    ids: Annotated[list[str], typer.Argument(metavar="IDS", help="Ids of keys.", show_default=False)],
     config: NamedConfig = None,
     overrides: Overrides = None,
 ) -> None:
