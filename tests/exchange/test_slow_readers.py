@@ -53,6 +53,14 @@ async def test_a_client_that_never_reads_holds_no_more_than_its_buffer_and_the_e
         assert running.exchange.channel.statistics().sender_waiting
 
 
+async def test_a_small_buffer_is_used_as_well_as_a_large_one(autojump_clock: MockClock) -> None:
+    async with rigged((Head(), Repeat((WORD, Wait(0.1)))), buffer_bytes=16 * KiB) as rig:
+        running = rig.start(client=RecordingClient(room=0))
+        await trio.sleep(20)
+        assert 7 * KiB < running.exchange.buffered <= 16 * KiB + 1000
+        assert running.exchange.channel.statistics().sender_waiting
+
+
 async def test_all_clients_together_hold_no_more_than_the_process_has(autojump_clock: MockClock) -> None:
     async with rigged(ENDLESS, buffer_bytes=100 * KiB, total_buffer_bytes=150 * KiB) as rig:
         stuck = [rig.start(client=RecordingClient(room=0)) for _ in range(4)]

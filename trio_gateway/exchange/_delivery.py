@@ -92,6 +92,8 @@ class Delivery:
     ) -> None:
         self._client = client
         self._channel = channel
+        # A small buffer would else hold up the engine for whatever waits.
+        self._headroom = min(HEADROOM, channel.statistics().cap // 2)
         self._limits = limits
         self._head = head
         self._poke = poke
@@ -172,7 +174,7 @@ class Delivery:
     async def room(self) -> None:
         """Wait until the next block will find room, so that nothing is read which nothing can hold."""
         if self._writing:
-            await self._wait_blocked(self._channel.wait_room(HEADROOM))
+            await self._wait_blocked(self._channel.wait_room(self._headroom))
 
     async def _wait_blocked(self, waiting: Awaitable[None]) -> None:
         self._blocked_since = trio.current_time()
