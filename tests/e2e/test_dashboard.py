@@ -158,7 +158,9 @@ async def test_a_thousand_requests_are_seen_live_found_and_one_of_them_is_cancel
             await page.picture(pictures, "request")
             await page.click("#sheet-in button", "Cancel it")
             assert await page.confirm() == "Done: cancel the request."
-            await browser.wait_until("document.querySelector('#sheet-in dd').textContent === 'ended'")
+            await browser.wait_until(
+                "document.querySelector('#sheet-in dd').textContent === 'operator cancelled'"
+            )
             record = await page.gateway.logged("exchange", lambda line: line["exchange_id"] == identity)
             assert (record["outcome"], record["phase"]) == ("operator_cancelled", "after_content")
             await browser.wait_until(tile("Waiting", str(WAITING - 1)))
