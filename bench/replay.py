@@ -71,6 +71,12 @@ class Tape:
             self._lease.engine_done()
         return data
 
+    async def pour(self, take: Callable[[bytes, float], bool]) -> bool:
+        while data := await self.receive():
+            if not take(data, trio.current_time()):
+                return True
+        return False
+
     def __enter__(self) -> Tape:
         return self
 

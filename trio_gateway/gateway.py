@@ -71,7 +71,7 @@ from .fleet import (
     Ways,
     WorkerBook,
 )
-from .flow import BufferPool
+from .flow import BufferPool, ReadLoop
 from .ledger import Books, Ledger, LedgerSettings, Record
 from .operations import (
     Callers,
@@ -127,9 +127,12 @@ class Gateway:
         settings: checked as a whole.
         log: takes records and messages.
         source: where the settings come from; None: they can not be changed while it runs.
+        read_together: one task reads all streams of engines; else each is read by its exchange's own.
     """
 
-    def __init__(self, settings: Settings, log: Log, source: Source | None = None) -> None:
+    def __init__(
+        self, settings: Settings, log: Log, source: Source | None = None, *, read_together: bool = True
+    ) -> None:
         self.boot_id: Final = secrets.token_hex(8)
         self._log = log
         self._started = trio.current_time()
@@ -141,6 +144,7 @@ class Gateway:
         self.live: Final = LiveExchanges(settings.telemetry.flights)
         self.watch: Final = HangupWatch()
         self.clocks: Final = ExchangeClocks()
+        self.read_loop: Final = ReadLoop() if read_together else None
         self.drain: Final = DrainKeeper(self._note_idle, self._note_let_go)
         self.idle_times: Final = Counter[str]()
         self.buffers: Final = BufferPool(settings.delivery.total_buffer_bytes)
@@ -209,7 +213,8 @@ class Gateway:
             upstream_limits(settings),
             self._via,
             secrets.token_bytes(32),
-            *(() if self.exporter is None else (self.exporter.headers,)),
+            None if self.exporter is None else self.exporter.headers,
+            self.read_loop,
         )
         parts = self._make_parts(settings)
         self.generator: Final = Generator(
@@ -263,6 +268,8 @@ class Gateway:
                 listener.socket.close()
             self.connections.close()
             self.watch.close()
+            if self.read_loop is not None:
+                self.read_loop.close()
             if self.ledger is not None:
                 self.ledger.close()
             if self.exporter is not None:
@@ -276,6 +283,8 @@ class Gateway:
         watches = (self.watch.run, self.fleet_watch.run, self.named_workers.run, self.loop_watch.run)
         for task in (*watches, self.clocks.run, self.drain.run, self.admission.run, self._sweep):
             nursery.start_soon(task)
+        if self.read_loop is not None:
+            nursery.start_soon(self.read_loop.run)
         if self.follower is not None:
             await nursery.start(self.follower.run)
         nursery.start_soon(self._operations.trail.run)

@@ -29,6 +29,9 @@ from trio_gateway.testing import Address, Answer, RawClient, ScriptedEngine, unt
 LIMIT: Final = 10.0  # seconds; a wait that takes longer has failed
 GRACE: Final = 0.05  # seconds a draining lease is kept here
 
+READ_TOGETHER = "READ_ALONE" not in os.environ
+"""Whether one task reads all streams, as is usual, or each is read by its exchange's own."""
+
 Headers = tuple[tuple[str, str], ...]
 Leaving = Literal["fin", "reset"]
 
@@ -211,6 +214,7 @@ class Serving:
         assert gateway.buffers.used == 0
         assert gateway.server.room.used == 0
         assert len(gateway.watch) == 0
+        assert not gateway.read_loop
         assert [(book.held, book.draining) for book in gateway.fleet.books.values()] == [
             (0, 0) for _ in gateway.fleet.books
         ]
@@ -233,7 +237,10 @@ class _Auditor(trio.abc.Instrument):
 
 @asynccontextmanager
 async def serving(
-    *engines: ScriptedEngine | str, file: Path | None = None, folder: Path = Path(), **sections: Any
+    *engines: ScriptedEngine | str,
+    file: Path | None = None,
+    folder: Path = Path(),
+    **sections: Any,
 ) -> AsyncIterator[Serving]:
     """Run a gateway for the length of the block; arguments are those of `configuration`.
 
@@ -251,7 +258,7 @@ async def serving(
     else:
         file.write_text(text, encoding="utf-8")  # noqa: ASYNC240  (before anything runs)
         source = Source.read(file)
-    gateway = Gateway(source.settings, writer, source)
+    gateway = Gateway(source.settings, writer, source, read_together=READ_TOGETHER)
     running = Serving(gateway, log)
     auditor = _Auditor(running)
     trio.lowlevel.add_instrument(auditor)

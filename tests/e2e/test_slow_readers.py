@@ -347,7 +347,7 @@ async def test_a_client_that_leaves_with_a_full_buffer_frees_it_all(how: str) ->
             request = await engine.request()
             with trio.fail_after(10):
                 await request.stalled.wait()
-                assert gateway.gateway.buffers.used > 0
+                await gateway.until(lambda: gateway.gateway.buffers.used > 0)
                 client.leave_fin() if how == "fin" else client.leave_reset()
                 await request.closed.wait()
         record = await gateway.settled()

@@ -26,11 +26,12 @@ from trio_gateway.exchange import (
     Parts,
     RetryBudget,
 )
-from trio_gateway.flow import BufferPool
+from trio_gateway.flow import BufferPool, ReadLoop
 from trio_gateway.ledger import Books, Record, conservation_errors
 from trio_gateway.tenancy import RateBook, RateLimits
 from trio_gateway.testing import (
     FakeEngine,
+    FakePoller,
     FakeScripting,
     RecordingClient,
     WorkerSet,
@@ -42,6 +43,9 @@ from trio_gateway.units import KiB, MiB
 
 WALL: Final = 1_700_000_000.0  # what the wall clock shows when the fake one shows 0
 GRACE: Final = 0.5  # seconds a draining lease is kept
+READ_TOGETHER = True
+"""Whether one task reads all streams, as a gateway's does, or each is read by its exchange's own."""
+
 EXPECTED: Final = (100, 50)  # tokens of a prompt and its answer, as rates are told before they know
 
 DEFAULTS: Final[dict[str, Any]] = {
@@ -111,6 +115,11 @@ class Rig:
         assert not unknown, unknown
         limit = {**DEFAULTS, **limits}
         self.engine = engine
+        if READ_TOGETHER:
+            poller = FakePoller()
+            loop = ReadLoop(poller)
+            engine.read_together(loop, poller)
+            nursery.start_soon(loop.run)
         self.workers = workers or WorkerSet(make_worker("w1"), make_worker("w2"))
         self.books = Books()
         self.live = LiveExchanges()

@@ -12,11 +12,14 @@ import trio.testing
 
 from trio_gateway.contract import EngineAnswer, EnginePort, LeasePort
 from trio_gateway.errors import UpstreamFailed, UpstreamFault
+from trio_gateway.flow import ReadLoop
 from trio_gateway.testing import (
     Chunk,
     CloseFin,
     CloseReset,
+    EndChunks,
     FakeEngine,
+    FakePoller,
     Head,
     Hold,
     Raw,
@@ -58,6 +61,7 @@ class FakeSide:
         self.port: EnginePort = engine
         self.workers = WorkerSet(make_worker())
         self._engine = engine
+        self.read_together = engine.read_together
 
     async def none_open(self) -> None:
         await until(lambda: self._engine.reading == 0)
@@ -67,10 +71,11 @@ class FakeSide:
 
 
 class HttpSide:
-    def __init__(self, engine: ScriptedEngine | None, port: int) -> None:
+    def __init__(self, engine: ScriptedEngine | None, port: int, loop: ReadLoop | None = None) -> None:
         self._engine = engine
         self._pool = ConnectionPool(3.0, trio.current_time)
-        self.port: EnginePort = HttpEngine(self._pool, UpstreamLimits(2.0, 16 * 1024), "test", b"salt")
+        limits = UpstreamLimits(2.0, 16 * 1024)
+        self.port: EnginePort = HttpEngine(self._pool, limits, "test", b"salt", loop=loop)
         self.workers = WorkerSet(make_worker(host="127.0.0.1", port=port, authority=f"127.0.0.1:{port}"))
 
     async def none_open(self) -> None:
@@ -84,14 +89,50 @@ class HttpSide:
         self._pool.close()
 
 
+Reader = Callable[[EngineAnswer], Awaitable[bytes]]
 Sided = Callable[[Script], AbstractAsyncContextManager[Side]]
 Lost = Callable[[], AbstractAsyncContextManager[Side]]
 
 
-@pytest.fixture(params=["fake", "http"])
+@pytest.fixture(params=["fake", "fake together", "http", "http together"])
 def sided(request: pytest.FixtureRequest) -> Sided:
     """Opens a side whose engine plays a script, for the length of a block."""
-    return _fake if request.param == "fake" else _http
+    sides: dict[str, Sided] = {
+        "fake": _fake,
+        "fake together": _fake_together,
+        "http": _http,
+        "http together": _http_together,
+    }
+    return sides[request.param]
+
+
+@pytest.fixture(params=["received", "poured"])
+def read_all(request: pytest.FixtureRequest) -> Reader:
+    """Reads all of an answer, in one of both ways."""
+    return received if request.param == "received" else poured
+
+
+async def received(answer: EngineAnswer) -> bytes:
+    body = b""
+    while data := await answer.receive():
+        body += data
+    return body
+
+
+async def poured(answer: EngineAnswer) -> bytes:
+    pieces: list[bytes] = []
+    times: list[float] = []
+
+    def take(data: bytes, now: float) -> bool:
+        pieces.append(data)
+        times.append(now)
+        return True
+
+    began = trio.current_time()
+    assert await answer.pour(take) is False
+    assert [began, *times] == sorted([*times, began])
+    assert trio.current_time() >= max(times, default=0)
+    return b"".join(pieces)
 
 
 @pytest.fixture(params=["fake", "http"])
@@ -113,6 +154,35 @@ async def _http(script: Script) -> AsyncIterator[Side]:
             side = HttpSide(engine, engine.port)
             yield side
             side.close()
+
+
+@asynccontextmanager
+async def _fake_together(script: Script) -> AsyncIterator[Side]:
+    poller = FakePoller()
+    loop = ReadLoop(poller)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(loop.run)
+        async with _fake(script) as side:
+            assert isinstance(side, FakeSide)
+            side.read_together(loop, poller)
+            yield side
+        assert not poller.watched
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _http_together(script: Script) -> AsyncIterator[Side]:
+    loop = ReadLoop()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(loop.run)
+        with trio.fail_after(LIMIT):
+            async with open_engine(script) as engine:
+                side = HttpSide(engine, engine.port, loop)
+                yield side
+                side.close()
+        assert not loop
+        nursery.cancel_scope.cancel()
+    loop.close()
 
 
 @asynccontextmanager
@@ -143,13 +213,6 @@ async def attempt(
         nursery.cancel_scope.cancel()
 
 
-async def read_all(answer: EngineAnswer) -> bytes:
-    body = b""
-    while data := await answer.receive():
-        body += data
-    return body
-
-
 def draining(side: Side) -> int:
     """Leases whose engine may still be working."""
     return side.workers.admission.statistics().draining
@@ -158,7 +221,7 @@ def draining(side: Side) -> int:
 # Whole answers --------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_is_read_to_its_proper_end_and_then_says_so(sided: Sided) -> None:
+async def test_an_answer_is_read_to_its_proper_end_and_then_says_so(sided: Sided, read_all: Reader) -> None:
     async with sided(chat_stream("hello")) as side:
 
         async def use(answer: EngineAnswer) -> None:
@@ -178,7 +241,7 @@ async def test_an_answer_is_read_to_its_proper_end_and_then_says_so(sided: Sided
         await side.none_open()
 
 
-async def test_a_sized_answer_too(sided: Sided) -> None:
+async def test_a_sized_answer_too(sided: Sided, read_all: Reader) -> None:
     async with sided(chat_answer("hello")) as side:
 
         async def use(answer: EngineAnswer) -> None:
@@ -190,7 +253,9 @@ async def test_a_sized_answer_too(sided: Sided) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 429, 500, 503])
-async def test_an_error_status_is_an_answer_like_any_other(status: int, sided: Sided) -> None:
+async def test_an_error_status_is_an_answer_like_any_other(
+    status: int, sided: Sided, read_all: Reader
+) -> None:
     async with sided(error_answer(status, "why", headers=(("retry-after", "7"),))) as side:
 
         async def use(answer: EngineAnswer) -> None:
@@ -203,11 +268,11 @@ async def test_an_error_status_is_an_answer_like_any_other(status: int, sided: S
 
 
 async def test_a_body_until_the_connection_closes_has_a_proper_end_and_is_not_reused(
-    sided: Sided,
+    sided: Sided, read_all: Reader
 ) -> None:
     head = Head(200, (("content-type", "text/event-stream"),))
     script = (head, Chunk(b"data: x\n\n"), CloseFin())
-    async with sided(_unframed(script) if sided is _http else script) as side:
+    async with sided(_unframed(script) if sided in (_http, _http_together) else script) as side:
 
         async def use(answer: EngineAnswer) -> None:
             assert await read_all(answer) == b"data: x\n\n"
@@ -222,7 +287,7 @@ def _unframed(script: Script) -> Script:
     return tuple(Raw(step.data) if isinstance(step, Chunk) else step for step in script)
 
 
-async def test_several_attempts_each_get_the_whole_answer(sided: Sided) -> None:
+async def test_several_attempts_each_get_the_whole_answer(sided: Sided, read_all: Reader) -> None:
     async with sided(chat_stream("hello")) as side:
         for _ in range(3):
 
@@ -234,7 +299,7 @@ async def test_several_attempts_each_get_the_whole_answer(sided: Sided) -> None:
 
 
 async def test_an_answer_is_there_when_its_head_is_though_the_body_is_not(
-    sided: Sided,
+    sided: Sided, read_all: Reader
 ) -> None:
     go = trio.Event()
     async with sided((Head(), WaitFor(go), *chat_stream("late")[1:])) as side:
@@ -245,6 +310,48 @@ async def test_an_answer_is_there_when_its_head_is_though_the_body_is_not(
             assert b"late" in await read_all(answer)
 
         await attempt(side, use)
+
+
+# Pouring --------------------------------------------------------------------------------------------------
+
+
+async def test_pouring_stops_when_no_more_is_wanted_and_can_go_on_either_way(sided: Sided) -> None:
+    script: Script = (Head(), *(Chunk(b"%d" % number) for number in range(6)), EndChunks())
+    async with sided(script) as side:
+
+        async def use(answer: EngineAnswer) -> None:
+            got: list[bytes] = []
+
+            def one(data: bytes, now: float) -> bool:
+                got.append(data)
+                return False
+
+            assert await answer.pour(one) is True
+            assert len(got) == 1
+            got.append(await answer.receive())
+            assert await answer.pour(one) is True
+            got.append(await poured(answer))
+            assert b"".join(got) == b"012345"
+            assert answer.ended
+            assert await poured(answer) == b""
+
+        await attempt(side, use)
+        assert (draining(side), side.kept()) == (0, 1)
+
+
+async def test_what_a_taker_raises_is_raised_where_it_is_poured(sided: Sided) -> None:
+    async with sided((*chat_stream("hello", end=False), Hold())) as side:
+
+        async def use(answer: EngineAnswer) -> None:
+            def fail(data: bytes, now: float) -> bool:
+                raise ValueError("mine")
+
+            with pytest.raises(ValueError, match="mine"):
+                await answer.pour(fail)
+
+        await attempt(side, use)
+        assert (draining(side), side.kept()) == (1, 0)
+        await side.none_open()
 
 
 # Leaving --------------------------------------------------------------------------------------------------
@@ -264,17 +371,18 @@ async def test_leaving_early_closes_and_leaves_the_lease_draining(read: int, sid
 
 
 @pytest.mark.parametrize("script", [(Hold(),), (Head(), Hold())], ids=["no head", "no body"])
-async def test_a_cancelled_attempt_closes_and_leaves_the_lease_draining(script: Script, sided: Sided) -> None:
+async def test_a_cancelled_attempt_closes_and_leaves_the_lease_draining(
+    script: Script, sided: Sided, read_all: Reader
+) -> None:
+    async def read_to_nowhere(answer: EngineAnswer) -> None:
+        await read_all(answer)
+
     async with sided(script) as side:
         with trio.move_on_after(0.05) as scope:
-            await attempt(side, _read_to_nowhere)
+            await attempt(side, read_to_nowhere)
         assert scope.cancelled_caught
         assert (draining(side), side.kept()) == (1, 0)
         await side.none_open()
-
-
-async def _read_to_nowhere(answer: EngineAnswer) -> None:
-    await read_all(answer)
 
 
 async def test_an_attempt_that_is_cancelled_before_it_connects_leaves_nothing(
@@ -294,7 +402,7 @@ async def test_an_attempt_that_is_cancelled_before_it_connects_leaves_nothing(
 
 @pytest.mark.parametrize("end", [CloseFin(), CloseReset()], ids=["fin", "reset"])
 async def test_a_body_that_is_cut_fails_and_is_never_a_proper_end(
-    end: CloseFin | CloseReset, sided: Sided
+    end: CloseFin | CloseReset, sided: Sided, read_all: Reader
 ) -> None:
     async with sided((*chat_stream("hello", end=False, done=False), Wait(0.01), end)) as side:
 

@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 import trio
 
+from tests.exchange import rig as exchange_rig
 from tests.exchange.rig import Rig, Running
 from tests.sweeps.conftest import Report
 from tests.sweeps.sweep import WAYS, Story, sweep
@@ -175,10 +176,14 @@ STORIES: Final = (
 )
 
 
+@pytest.mark.parametrize("together", [True, False], ids=["together", "alone"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
-def test_whenever_an_exchange_is_ended_nothing_stays_held(story: Story, way: str, report: Report) -> None:
+def test_whenever_an_exchange_is_ended_nothing_stays_held(
+    story: Story, way: str, together: bool, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_rig, "READ_TOGETHER", together)
     moments, unclean = sweep(story, way)
-    report(story.name, way, moments, len(unclean))
+    report(story.name + ("" if together else ", read alone"), way, moments, len(unclean))
     assert moments > 10
     assert unclean == {}

@@ -260,6 +260,17 @@ class EngineAnswer(Protocol):
             UpstreamFailed: the connection broke or the framing is wrong.
         """
 
+    async def pour(self, take: Callable[[bytes, float], bool]) -> bool:
+        """Hand what `receive` would answer to ``take``, with the time, for as long as that answers True.
+
+        Whoever calls waits all the while; ``take`` may be called by another task, and can not wait.
+
+        Answers False if the body came to its proper end, True if ``take`` wants no more.
+
+        Raises:
+            UpstreamFailed: as `receive`. What ``take`` raises is raised here, too.
+        """
+
     def __enter__(self) -> EngineAnswer:
         """Take over ownership of the connection."""
 

@@ -147,6 +147,7 @@ class Attempt:
         self._told = 0  # events that the fleet was told of
         self._opened: float | None = None
         self._said_last = False  # an agent: its engine has let go, whatever becomes of the message
+        self._untaken = b""  # a block that the client could not take at once
 
     def take_progress(self) -> tuple[Worker, float, int | None] | None:
         """How far a committed stream has come: its worker, when it last progressed, events since last asked.
@@ -459,6 +460,8 @@ class Attempt:
     async def _relay(self, relay: Relay, answer: EngineAnswer, worker: Worker) -> Failure | None:
         while not relay.over and await self._move(relay, answer, worker):
             await self._delivery.room()
+            while self._flows(relay) and await answer.pour(self._take):
+                await self._see_to_untaken()
         if relay.aborted:
             return _retry.ABORTED
         if relay.fault is not None:
@@ -483,12 +486,49 @@ class Attempt:
         if block:
             if not self._tally.committed:
                 self._commit(worker, now)
-            if (add_row := self._add_row) is not None:
-                add_row((now, len(block), relay.events))
-            if self._gapped is not None and now > before and not self._delivery.slow:
-                self._gapped(now - before)
+            self._note_block(relay, block, before, now)
             await self._delivery.hand_over(block, now)
         return bool(data)
+
+    def _flows(self, relay: Relay) -> bool:
+        """Whether what is read can be handed over without a step of this task, unless it is unusual."""
+        return relay.committed and not relay.over and self._delivery.flows
+
+    def _note_block(self, relay: Relay, block: bytes, before: float, now: float) -> None:
+        if (add_row := self._add_row) is not None:
+            add_row((now, len(block), relay.events))
+        if self._gapped is not None and now > before and not self._delivery.slow:
+            self._gapped(now - before)
+
+    def _take(self, data: bytes, now: float) -> bool:
+        """Move one read's worth of events of a committed stream as far as that needs no waiting.
+
+        False: there is something that the exchange's own task has to see to.
+        """
+        relay = self._stream
+        assert relay is not None
+        seen = relay.progress
+        block = relay.feed(data)
+        before = self._progress_at
+        if relay.progress != seen:
+            self._progress_at = now
+        else:
+            now = before
+        if block:
+            self._note_block(relay, block, before, now)
+            if not self._delivery.pass_through(block, now):
+                self._untaken = block
+                return False
+            return self._flows(relay)
+        return not relay.over
+
+    async def _see_to_untaken(self) -> None:
+        """Let the client take what it did not take at once."""
+        block, self._untaken = self._untaken, b""
+        if block:
+            await self._delivery.hand_over(block, self._progress_at)
+        self._delivery.see_to_pending()
+        await self._delivery.room()
 
     def _commit(self, worker: Worker, now: float) -> None:
         self._output_due = math.inf

@@ -164,12 +164,36 @@ class Delivery:
 
     async def hand_over(self, block: bytes, now: float) -> None:
         """Hand over whole events; waits while the channel is full. Raises ClientGone."""
-        self._silent_since = now
-        if not self._writing and not self._client.pending and len(block) <= PIECE:
-            self._write_through(block)
+        if self.pass_through(block, now):
+            self.see_to_pending()
             return
+        self._silent_since = now
         self._start_writing(len(block))
         await self._wait_blocked(self._channel.put(block))
+
+    @property
+    def flows(self) -> bool:
+        """Whether the client has taken all that there was, so that a block may go to its socket at once."""
+        if self._client.pending:
+            return False
+        return not self._writing or not (self._channel.used or self._batch_since is not None)
+
+    def pass_through(self, block: bytes, now: float) -> bool:
+        """Hand over whole events if they may go to the socket at once; else answer False. Raises ClientGone.
+
+        What it does not take of them waits until `see_to_pending` is called.
+        """
+        if not self.flows or len(block) > (SLOW_PIECE if self._writing else PIECE):
+            return False
+        self._silent_since = now
+        self._write_through(block, now)
+        return True
+
+    def see_to_pending(self) -> None:
+        """Let a writer flush what is pending, if anything is."""
+        if self._client.pending:
+            self._start_writing()
+            self._channel.poke()
 
     async def room(self) -> None:
         """Wait until the next block will find room, so that nothing is read which nothing can hold."""
@@ -202,7 +226,7 @@ class Delivery:
         self._end_size = len(block)
         if not self._writing and len(block) <= PIECE and not self._client.pending:
             self._client.push(block, last=True)
-            self._note_taken()
+            self._note_pushed(trio.current_time())
         else:
             self._channel.put_nowait(block)
         self._channel.close()
@@ -242,16 +266,17 @@ class Delivery:
                 await self._channel.wait()
         self._flushed.set()
 
-    def _write_through(self, block: bytes) -> None:
+    def _write_through(self, block: bytes, now: float) -> None:
         self._client.push(block)
-        self._note_taken()
-        if self._client.pending:
-            self._see_to_pending()
-            self._hold_alone(trio.current_time())
+        self._note_pushed(now)
+        if self._writing:
+            self._untold += len(block)
+            self._note_takes(now)
 
-    def _note_taken(self) -> None:
+    def _note_pushed(self, now: float) -> None:
         if self._client.pending:
-            self._batch_since = trio.current_time()
+            self._batch_since = now
+            self._hold_alone(now)
         else:
             self.through += 1
 
@@ -294,15 +319,9 @@ class Delivery:
 
     def look(self, now: float) -> float:
         """Do what is due, and answer when to look again."""
-        if self._client.pending:
-            self._see_to_pending()
+        self.see_to_pending()  # the port itself may have pushed something, to ask a half-closed client
         again = self._look_at_silence(now)  # first: a heartbeat may be what the reader does not take
         return min(again, self._look_at_reader(now))
-
-    def _see_to_pending(self) -> None:
-        """Let a writer flush what the port itself may have pushed, to ask a half-closed client."""
-        self._start_writing()
-        self._channel.poke()
 
     def _look_at_reader(self, now: float) -> float:
         """The stall clock: it runs only while bytes wait."""
@@ -353,10 +372,8 @@ class Delivery:
         if not (self._client.pending or self._channel.used):
             try:
                 self.begin()
-                if self._writing:
-                    self._untold += len(HEARTBEAT)
-                self._write_through(HEARTBEAT)
-                self._note_takes(now)
+                self._write_through(HEARTBEAT, now)
+                self.see_to_pending()
             except ClientGone:
                 self._gone()
         return now + after

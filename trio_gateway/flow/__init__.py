@@ -3,6 +3,7 @@
 from ._byte_channel import BufferPool, ByteChannel, ChannelStatistics, Gathering, Joiner, Taken
 from ._delta_log import Delta, DeltaLog, Dropped, NotSent
 from ._event_log import EventLog
+from ._read_loop import EpollPoller, Poller, ReadLoop
 from ._request_scope import RequestScope
 from ._steps import in_steps
 
@@ -13,10 +14,13 @@ __all__ = [
     "Delta",
     "DeltaLog",
     "Dropped",
+    "EpollPoller",
     "EventLog",
     "Gathering",
     "Joiner",
     "NotSent",
+    "Poller",
+    "ReadLoop",
     "RequestScope",
     "Taken",
     "in_steps",

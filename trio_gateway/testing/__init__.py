@@ -18,7 +18,8 @@ Modules in the order of reading::
     _messages           strict HTTP/1.1 reading, for both sides
     _ports, _tls        bad addresses, certificates
     _fake_client        the ports of an exchange, over no socket:
-    _fake_engine        clients, engines,
+    _fake_engine        clients, engines, and what tells that one said something:
+    _fake_poller        a poller,
     _worker_set         and the workers of one process
     _admin_port         the process behind the operators' door
     _recorded, _played  what an operator recorded of an exchange, as scripts,
@@ -74,6 +75,7 @@ from ._fake_engine import FakeScript as FakeScript
 from ._fake_engine import FakeScripting as FakeScripting
 from ._fake_engine import plain_answer as plain_answer
 from ._fake_engine import unreachable as unreachable
+from ._fake_poller import FakePoller as FakePoller
 from ._llama import MODEL_NAME as MODEL_NAME
 from ._llama import MODEL_TITLE as MODEL_TITLE
 from ._llama import LocalEngine as LocalEngine

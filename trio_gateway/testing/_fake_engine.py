@@ -9,7 +9,7 @@ socket; that a connection can not be had is said by an exception.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self, TypeAlias, final
 
@@ -17,8 +17,10 @@ import trio
 
 from ..contract import COMPLETIONS, EMBEDDINGS, InternalRequest, LeasePort, Worker
 from ..errors import UpstreamFailed, UpstreamFault
+from ..flow import ReadLoop
 from ._answers import chat_answer, chat_stream, completion_answer, completion_stream, embedding_answer
 from ._engine_connection import encode_event
+from ._fake_poller import FakePoller
 from ._steps import (
     Chunk,
     CloseFin,
@@ -85,10 +87,15 @@ class FakeEngine:
 
     def __init__(self, *scripts: FakeScripting) -> None:
         self._scripts: tuple[FakeScripting, ...] = scripts or (plain_answer,)
+        self._together: tuple[ReadLoop, FakePoller] | None = None
         self.attempts: Final[list[FakeAttempt]] = []
         self.reading = 0
         self.kept = 0
         self.closed = 0
+
+    def read_together(self, loop: ReadLoop, poller: FakePoller) -> None:
+        """Have streams that are poured read by a loop, as in a gateway; else each is read by its own task."""
+        self._together = loop, poller
 
     @property
     def workers(self) -> list[str]:
@@ -98,7 +105,7 @@ class FakeEngine:
     async def open(
         self, request: InternalRequest, lease: LeasePort, attempt_id: str, nursery: trio.Nursery
     ) -> FakeAnswer:
-        """See EnginePort. A fake has no body to send, and leaves `nursery` alone."""
+        """See EnginePort. A fake has no body to send; what it plays for a loop is played in `nursery`."""
         number = len(self.attempts) + 1
         attempt = FakeAttempt(number, attempt_id, lease.worker, request, trio.current_time())
         self.attempts.append(attempt)
@@ -110,7 +117,11 @@ class FakeEngine:
         player = _Player(script)
         self.reading += 1
         try:
-            return FakeAnswer(self, lease, await player.play_head(), player)
+            head = await player.play_head()
+            answer = FakeAnswer(self, lease, head, player)
+            if self._together is not None:
+                answer.read_by(_Reading(*self._together, nursery))
+            return answer
         except BaseException:
             self.left(clean=False)
             raise
@@ -142,6 +153,11 @@ class FakeAnswer:
             self._headers.setdefault("content-type", "application/json")
             self._sized = json.dumps(head.body).encode()
         self._ended = False
+        self._reading: _Reading | None = None
+
+    def read_by(self, reading: _Reading) -> None:
+        """Let a loop read it."""
+        self._reading = reading
 
     def header(self, name: bytes) -> bytes | None:
         """See EngineAnswer."""
@@ -161,10 +177,29 @@ class FakeAnswer:
         if self._sized is not None:
             self._end()
             return self._sized
-        data = await self._player.play_body(until_close=self._until_close)
+        data = await (self._play() if self._reading is None else self._reading.next(self._play))
         if not data:
             self._end()
         return data
+
+    async def pour(self, take: Callable[[bytes, float], bool]) -> bool:
+        """See EngineAnswer."""
+        wanted = True
+
+        def step(data: bytes, now: float) -> bool:
+            nonlocal wanted
+            if not data:
+                self._end()
+                return False
+            wanted = take(data, now)
+            return wanted
+
+        while wanted and not self._ended:
+            reading = self._reading if self._sized is None else None
+            if reading is None or not await reading.pour(self._play, step):
+                step(await self.receive(), trio.current_time())
+        await trio.lowlevel.checkpoint()
+        return not wanted
 
     def __enter__(self) -> Self:
         """See EngineAnswer."""
@@ -172,11 +207,79 @@ class FakeAnswer:
 
     def __exit__(self, *exc: object) -> None:
         """See EngineAnswer."""
+        if self._reading is not None:
+            self._reading.stop()
         self._engine.left(clean=self._ended and not self._until_close)
+
+    async def _play(self) -> bytes:
+        return await self._player.play_body(until_close=self._until_close)
 
     def _end(self) -> None:
         self._ended = True
         self._lease.engine_done()
+
+
+class _Reading:
+    """Has an answer read by a loop: what the engine does next is played beside it, when somebody asks."""
+
+    def __init__(self, loop: ReadLoop, poller: FakePoller, nursery: trio.Nursery) -> None:
+        self._loop = loop
+        self._poller = poller
+        self._nursery = nursery
+        self._number = poller.new_number()
+        self._scope = trio.CancelScope()
+        self._playing = False
+        self._played: bytes | Exception | None = None
+        self._there = trio.lowlevel.ParkingLot()
+
+    async def next(self, play: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Answer what the engine says next."""
+        self._ask(play)
+        while self._played is None:
+            await self._there.park()
+        return self._take(self._played)
+
+    async def pour(self, play: Callable[[], Awaitable[bytes]], take: Callable[[bytes, float], bool]) -> bool:
+        """Have the loop give ``take`` what the engine says; see `ReadLoop.read`."""
+
+        def step(now: float) -> bool:
+            if self._played is None:
+                return True
+            if not take(self._take(self._played), now):
+                return False
+            self._ask(play)
+            return True
+
+        self._ask(play)
+        return await self._loop.read(self._number, step)
+
+    def stop(self) -> None:
+        """Play no further."""
+        self._loop.forget(self._number)
+        self._poller.set_readable(self._number, False)
+        self._scope.cancel(reason="the answer is not read any more")
+
+    def _take(self, played: bytes | Exception) -> bytes:
+        self._played = None
+        self._poller.set_readable(self._number, False)
+        if isinstance(played, Exception):
+            raise played
+        return played
+
+    def _ask(self, play: Callable[[], Awaitable[bytes]]) -> None:
+        if not self._playing and self._played is None:
+            self._playing, self._scope = True, trio.CancelScope()
+            self._nursery.start_soon(self._play, play)
+
+    async def _play(self, play: Callable[[], Awaitable[bytes]]) -> None:
+        with self._scope:
+            try:
+                self._played = await play()
+            except Exception as exc:  # the reader's
+                self._played = exc
+            self._poller.set_readable(self._number, True)
+            self._there.unpark_all()
+        self._playing = False
 
 
 class _Player:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, Self, final
@@ -10,6 +11,7 @@ import trio
 
 from ..contract import RawJson
 from ..errors import BadFraming, EngineProtocolError, UpstreamFailed, UpstreamFault
+from ..flow import ReadLoop
 from ..wire import UNTIL_CLOSE, BodyReader, HeadBuffer, ResponseHead, parse_response_head
 from ._dial import Stream, try_send
 
@@ -40,14 +42,18 @@ class Decoder(Protocol):
 class Connection:
     """A connected stream with its place in the life of requests.
 
+    Args:
+        loop: reads streams of events; None: each is read by its own task.
+
     Attributes:
         reused: at least one exchange went well on it before.
         silent: no byte of the current answer has come yet.
         idle_since: when it was last given back.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, loop: ReadLoop | None = None) -> None:
         self.stream = stream
+        self._loop = None if isinstance(stream, trio.SSLStream) else loop
         self.reused = False
         self.silent = True
         self.idle_since = 0.0
@@ -121,7 +127,7 @@ class Connection:
         try:
             return bytes(await self.stream.receive_some(READ_SIZE))
         except trio.BrokenResourceError as exc:
-            raise UpstreamFailed(UpstreamFault.BROKEN, f"the connection broke: {exc.__cause__}") from None
+            raise _broken(exc.__cause__) from None
 
     async def receive_body(self) -> bytes:
         """Answer the next raw bytes; ``b""`` at the end of the connection.
@@ -131,10 +137,40 @@ class Connection:
         """
         return await self._receive()
 
+    async def pour_body(self, take: Callable[[bytes, float], bool]) -> bool:
+        """Hand raw bytes to ``take`` while it answers True; ``b""`` at the end of the connection.
+
+        Answers False at once where nobody but the caller can read them.
+
+        Raises:
+            UpstreamFailed: BROKEN.
+        """
+        if self._loop is None or isinstance(self.stream, trio.SSLStream):
+            await trio.lowlevel.checkpoint()
+            return False
+        fd = self.stream.socket.fileno()
+
+        def step(now: float) -> bool:
+            try:
+                data = os.read(fd, READ_SIZE)
+            except BlockingIOError:
+                return True
+            except OSError as exc:
+                raise _broken(exc) from None
+            return take(data, now)
+
+        return await self._loop.read(fd, step)
+
     def abort(self) -> None:
         """Close at once, without a word. Idempotent, never waits."""
         transport = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
+        if self._loop is not None:
+            self._loop.forget(transport.socket.fileno())
         transport.socket.close()
+
+
+def _broken(cause: BaseException | None) -> UpstreamFailed:
+    return UpstreamFailed(UpstreamFault.BROKEN, f"the connection broke: {cause}")
 
 
 @final
@@ -202,6 +238,33 @@ class Answer:
                 return piece
             if piece:
                 self._coded = piece
+
+    async def pour(self, take: Callable[[bytes, float], bool]) -> bool:
+        """See EngineAnswer."""
+        wanted = True
+
+        def unframe(data: bytes, now: float) -> bool:
+            nonlocal wanted
+            if not data:
+                self._closed_by_engine()
+                return False
+            piece = self._unframe(data)
+            if piece:
+                wanted = take(piece, now)
+            return wanted and self._broken is None and not self._body.ended
+
+        while wanted:
+            if self._is_plain() and await self._connection.pour_body(unframe):
+                continue
+            piece = await self.receive()
+            if not piece:
+                return False
+            wanted = take(piece, trio.current_time())
+        return True
+
+    def _is_plain(self) -> bool:
+        """Whether what comes next is read from the socket, and needs no more than its framing taken off."""
+        return self._decoder is None and not self._first and not self._body.ended and self._broken is None
 
     def _unframe(self, data: bytes) -> bytes:
         try:

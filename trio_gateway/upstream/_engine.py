@@ -12,6 +12,7 @@ import trio
 
 from ..contract import InternalRequest, LeasePort, RawJson, Worker
 from ..errors import UpstreamFailed, UpstreamFault
+from ..flow import ReadLoop
 from ..wire import GENERATE, Header, generate_pieces, internal_body, write_request_head
 from ._connection import Answer, Connection
 from ._dial import dial
@@ -36,6 +37,7 @@ class HttpEngine:
         salt: secret from which each tenant's cache salt is made.
         trace: writes the headers by which an engine continues the trace of an attempt; the caller's own
             are passed on if nobody else has a span in between.
+        loop: reads streams for their tasks; None: each task reads its own.
     """
 
     def __init__(
@@ -44,19 +46,19 @@ class HttpEngine:
         limits: UpstreamLimits,
         via: str,
         salt: bytes,
-        trace: Callable[[InternalRequest, str], tuple[Header, ...]] = lambda request, attempt_id: (
-            request.trace
-        ),
+        trace: Callable[[InternalRequest, str], tuple[Header, ...]] | None = None,
+        loop: ReadLoop | None = None,
     ) -> None:
         self._pool = pool
         self._limits = limits
         self._via: Final = via.encode("ascii")
         self._salt = salt
-        self._trace = trace
+        self._trace = trace or _passed_on
+        self._loop = loop
 
     def limited(self, limits: UpstreamLimits) -> HttpEngine:
         """Answer the same with other bounds: of the same pool, and by the same secret."""
-        return HttpEngine(self._pool, limits, self._via.decode(), self._salt, self._trace)
+        return HttpEngine(self._pool, limits, self._via.decode(), self._salt, self._trace, self._loop)
 
     async def open(
         self, request: InternalRequest, lease: LeasePort, attempt_id: str, nursery: trio.Nursery
@@ -81,7 +83,8 @@ class HttpEngine:
                 return await self._exchange(connection, lease, attempt_id, head, body, nursery)
             except _DiedIdle:
                 pass  # it had been closed while nobody looked: nothing was executed
-        connection = Connection(await dial(worker, self._limits.connect, self._limits.receive_buffer))
+        stream = await dial(worker, self._limits.connect, self._limits.receive_buffer)
+        connection = Connection(stream, self._loop)
         return await self._exchange(connection, lease, attempt_id, head, body, nursery)
 
     async def _exchange(
@@ -136,6 +139,10 @@ class HttpEngine:
 
     def _salt_of(self, tenant: str) -> str:
         return hashlib.blake2b(tenant.encode(), key=self._salt, digest_size=16).hexdigest()
+
+
+def _passed_on(request: InternalRequest, attempt_id: str) -> tuple[Header, ...]:
+    return request.trace
 
 
 class _DiedIdle(Exception):
