@@ -23,6 +23,9 @@ from .routers import PEERS
 
 SCENARIOS: Final = (
     "overhead",
+    "scale",
+    "memory",
+    "websocket",
     "aborts",
     "stalled_clients",
     "slow_consumers",

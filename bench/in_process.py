@@ -1,10 +1,10 @@
 """What the gateway computes for a token, in times a plain relay, in one process.
 
-Gateways in both setups, a plain relay on Trio and an engine stand here, on loopback sockets. The engine's part
-is played: in each round it writes one recorded event to each of 8 streams, everybody runs until nobody can, and
-the clients' sockets are emptied. CPU of the process, less that of the same rounds over sockets with nothing in
-between, is what the subject spent. Subjects take turns; of each the least counts, which is what is left when
-the machine was not busy elsewhere.
+Gateways in both setups, a plain relay on Trio and an engine stand here, on loopback sockets. The engine's
+part is played: in each round it writes one recorded event to each of 8 streams, everybody runs until nobody
+can, and the clients' sockets are emptied. CPU of the process, less that of the same rounds over sockets with
+nothing in between, is what the subject spent. Subjects take turns; of each the least counts, which is what is
+left when the machine was not busy elsewhere.
 """
 
 from __future__ import annotations

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -223,6 +225,28 @@ def rss_bytes(pids: Iterable[int]) -> int:
 
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def need_descriptors(least: int, wanted: int = 0) -> int:
+    """Raise the limit of open files, for this process and what it starts from now on; answer what it is now.
+
+    Args:
+        least: without so many nothing can be measured.
+        wanted: so many would be better.
+
+    Raises:
+        BenchError: there are fewer than ``least``.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for count in (max(least, wanted), hard, least):
+        if soft == resource.RLIM_INFINITY or soft >= count:
+            break
+        with contextlib.suppress(OSError, ValueError):  # the hard one can be raised by few
+            resource.setrlimit(resource.RLIMIT_NOFILE, (count, max(hard, count)))
+            soft = count
+    if soft != resource.RLIM_INFINITY and soft < least:
+        raise BenchError(f"needs {least} open files, and may have {hard}: see `ulimit -Hn`")
+    return soft if soft != resource.RLIM_INFINITY else sys.maxsize
 
 
 def descriptors(pids: Iterable[int]) -> int:

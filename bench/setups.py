@@ -66,13 +66,14 @@ def tenants_with_keys(room: int) -> tuple[str, list[str]]:
 
 
 @contextmanager
-def start(name: str, engine_port: int, **limits: int) -> Iterator[peers.Gateway]:
-    """Run the gateway in one of the setups, under that name; ``limits`` as for `peers.gateway`."""
+def start(name: str, engine_port: int, *, extra: str = "", **limits: int) -> Iterator[peers.Gateway]:
+    """Run the gateway in one of the setups, under that name; the rest is as for `peers.gateway`."""
     room = max(limits.get("slots", 0) * limits.get("workers", 1), limits.get("connections", 0), ROOM)
     with tempfile.TemporaryDirectory(prefix="bench-setup-") as folder:
-        kind, upstream, extra, keys = _parts(name, room, folder)
+        kind, upstream, setup, keys = _parts(name, room, folder)
         load = {"keys": ",".join(keys), "upstream": upstream} if keys else {}
-        with peers.gateway(engine_port, kind=kind, upstream=upstream, extra=extra, **limits) as gateway:
+        started = peers.gateway(engine_port, kind=kind, upstream=upstream, extra=setup + extra, **limits)
+        with started as gateway:
             yield replace(gateway, name=name, load=load)
 
 

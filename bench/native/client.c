@@ -20,8 +20,8 @@
  *
  * CPU of the processes in --pids is read at both ends of the window, which is:
  * stream with --window-ms: from --warm-ms after every stream had its first token;
- * stream without: the whole run; buffered: after --warm requests, --requests long; --tail more
- * follow, so that as many as before are under way until it ends.
+ * stream without: the whole run; buffered: after --warm requests, --requests long; --tail more are
+ * asked for meanwhile, so that as many as before are under way until its end, and left then.
  * Connections show the API keys of --keys in turn, and each request has the line of --header.
  * --in-user 1: the engine's wishes go into the field "user", for gateways that drop fields they do not know.
  * --upstream: what the engine calls the model, if a gateway before it has another name for it.
@@ -478,6 +478,14 @@ static void wish(struct buf *body, const char *name, int64_t value)
     buf_fmt(body, opt.in_user ? "%s=%lld " : ",\"%s\":%lld", name, (long long)value);
 }
 
+static void show_key(struct conn *c)
+{
+    if (key_count) {
+        const struct key *key = &keys[c->index % key_count];
+        buf_fmt(&c->out, "authorization: Bearer %.*s\r\n", key->len, key->at);
+    }
+}
+
 static void make_request(struct conn *c, bool stream)
 {
     struct buf body = {0};
@@ -518,18 +526,17 @@ static void make_request(struct conn *c, bool stream)
         buf_free(&body);
         buf_fmt(&c->out,
                 "GET /v1/tokens HTTP/1.1\r\nhost: %s:%lld\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
-                "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+                "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n",
                 opt.host, (long long)opt.port);
+        show_key(c);
+        buf_fmt(&c->out, "\r\n");
         return;
     }
     buf_fmt(&c->out,
             "POST /v1/chat/completions HTTP/1.1\r\nhost: %s:%lld\r\ncontent-type: application/json\r\n"
             "accept: %s\r\nuser-agent: bench\r\ncontent-length: %zu\r\n",
             opt.host, (long long)opt.port, stream ? "text/event-stream" : "application/json", body.len);
-    if (key_count) {
-        const struct key *key = &keys[c->index % key_count];
-        buf_fmt(&c->out, "authorization: Bearer %.*s\r\n", key->len, key->at);
-    }
+    show_key(c);
     buf_fmt(&c->out, "%s%s\r\n", opt.header, *opt.header ? "\r\n" : "");
     buf_add(&c->out, body.p, body.len);
     buf_free(&body);
@@ -707,14 +714,17 @@ static void run_buffered(void)
     latencies = malloc(sizeof(int64_t) * (size_t)total);
     if (opt.warm == 0)
         open_window();
-    for (int64_t i = 0; i < opt.streams && issued < total; i++, issued++) {
-        conns[i].id = opt.id_base + issued;
-        make_request(&conns[i], false);
-        open_conn(&conns[i], true);
-    }
-    while (finished < total) {
+    int64_t opened = 0, next_open = now_ns();
+    while (finished < last) {
         struct epoll_event events[512];
-        int n = epoll_wait(poll_fd, events, 512, 100);
+        int64_t now = now_ns();
+        for (; opened < opt.streams && issued < total && next_open <= now; next_open += opt.ramp_us * 1000) {
+            struct conn *c = &conns[opened++];
+            c->id = opt.id_base + issued++;
+            make_request(c, false);
+            open_conn(c, true);
+        }
+        int n = epoll_wait(poll_fd, events, 512, opened < opt.streams && issued < total ? wait_ms(next_open) : 100);
         for (int i = 0; i < n; i++) {
             struct conn *c = events[i].data.ptr;
             enum step step = MORE;
