@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +14,10 @@ import trio
 import trio.testing
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from tests.exchange.rig import Running, rigged
+from trio_gateway.cli import app
 from trio_gateway.exchange import OPERATOR, SHUT_DOWN, flight_file
 from trio_gateway.testing import (
     Chunk,
@@ -260,6 +265,31 @@ def good() -> Any:
     return record(chat_stream("a"))
 
 
+def with_row(row: list[Any]) -> Callable[[Any], Any]:
+    """Put another row of bytes that moved in the place of the last."""
+
+    def damage(flight: Any) -> Any:
+        flight = copy.deepcopy(flight)
+        flight["reads"][0]["rows"][-1] = row
+        return flight
+
+    return damage
+
+
+def without(*path: str) -> Callable[[Any], Any]:
+    """Leave out a member."""
+
+    def damage(flight: Any) -> Any:
+        flight = copy.deepcopy(flight)
+        inner = flight
+        for name in path[:-1]:
+            inner = inner[name]
+        del inner[path[-1]]
+        return flight
+
+    return damage
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -270,8 +300,28 @@ def good() -> Any:
         (lambda flight: {**flight, "reads": []}, "damaged"),
         (lambda flight: {**flight, "steps": flight["steps"][:3]}, "damaged"),
         (lambda flight: {**flight, "steps": 3}, "damaged"),
+        (with_row([0.1, 1, 10**30]), r"damaged.*reads\[0\]\.rows"),
+        (with_row([math.nan, 1, 1]), "damaged"),
+        (with_row([-1.0, 1, 1]), "damaged"),
+        (with_row([0.1, 1, "x"]), "damaged"),
+        (with_row([1e9, 1, 1]), "damaged"),
+        (with_row([0.1, 1, 0]), "not in order"),
+        (with_row([100.0, 1, 2_000_000]), "more than can be played"),
+        (with_row([100.0, 2**40, 9]), "more than can be played"),
+        (without("terms", "limits", "between_events"), "damaged.*between_events"),
+        (without("ending", "phase"), "damaged.*phase"),
     ],
 )
 def test_a_file_that_can_not_be_played_says_why(damage: Callable[[Any], Any], words: str) -> None:
     with pytest.raises(UnreadableFlight, match=words):
         Recorded(damage(good()))
+
+
+def test_the_command_says_of_what_never_happened_that_it_contradicts_itself(tmp_path: Path) -> None:
+    flight = good()
+    flight["reads"][0]["rows"] = [[0.1, 5, 0]]  # bytes moved, and no event of the stream
+    file = tmp_path / "flight.json"
+    for text, words in ((json.dumps(flight), "contradicts itself"), ("[" * 20_000, "nested too deeply")):
+        file.write_text(text)
+        result = CliRunner().invoke(app, ["replay", str(file)])
+        assert (result.exit_code, words in result.stderr, result.stdout) == (2, True, "")

@@ -37,7 +37,12 @@ def replay_file(
             recorded = Recorded(json.loads(stream.read(LONGEST_FILE)))
     except (OSError, ValueError) as error:
         complain(f"{file}: {error}" if isinstance(error, UnreadableFlight | json.JSONDecodeError) else error)
-    replayed = replay_at_once(recorded)
+    except RecursionError:
+        complain(f"{file}: nested too deeply")
+    try:
+        replayed = replay_at_once(recorded)
+    except Exception as error:  # its form is right, but what it tells never happened
+        complain(f"{file}: it can not be played: either it contradicts itself, or this is a bug: {error!r}")
     before = {name: recorded.ending[name] for name in _ENDING}
     now = {name: getattr(replayed.record, name) for name in _ENDING}
     if as_json:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from ..exchange import FLIGHT_VERSION
+from ..units import MiB
+from ._recorded_form import check_form
 
 JUST: Final = 1e-6  # seconds; what is recorded is rounded to as much
+MOST_BYTES: Final = 256 * MiB  # that are played
+MOST_EVENTS: Final = 1_000_000
 STEPS: Final = 256  # in which those are played that were not kept
 
 
@@ -85,6 +90,7 @@ class Recorded:
         if value.get("terms") is None:
             raise UnreadableFlight("sizes were not recorded: telemetry.flights was 0")
         try:
+            check_form(value)
             self._read(value)
         except (KeyError, TypeError, ValueError, IndexError, StopIteration) as error:
             raise UnreadableFlight(f"the recording is damaged: {type(error).__name__} {error}") from error
@@ -101,6 +107,9 @@ class Recorded:
         self.tries = tuple(_tries(steps, value["reads"]))
         if len(self.tries) != self.ending["attempts"]:
             raise ValueError("not all of its attempts are recorded")
+        reads = [read for each in self.tries for read in each.reads]
+        if sum(read.size for read in reads) > MOST_BYTES or sum(read.events for read in reads) > MOST_EVENTS:
+            raise ValueError("more than can be played")
         takes = value["takes"]
         self.slow_since: float = math.inf if takes is None else takes["since"]
         self._waited: int = 0 if takes is None else takes["waited"]
@@ -171,6 +180,8 @@ def _reads(track: dict[str, Any]) -> Iterator[Read]:
     since, rows = track["since"], track["rows"]
     if not rows:
         return
+    if any(before[0] > row[0] or before[2] > row[2] for before, row in pairwise(rows)):
+        raise ValueError("what moved is not in order")
     at, size, events = rows[0]
     come = 0
     if since is not None and at > since + JUST:
