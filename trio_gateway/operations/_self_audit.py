@@ -25,7 +25,7 @@ EVERY: Final = 10.0  # seconds between two looks in the background
 SLACK: Final = 5.0  # seconds that something may be held beyond its time
 FAREWELL: Final = 15.0  # seconds in which an exchange that was ended is over
 MOST_LEAKS: Final = 100  # that are named
-STEP: Final = 1000  # things that are looked at in one step on the loop, some 0.5 ms
+STEP: Final = 500  # things that are looked at in one step on the loop, some 0.5 ms
 
 Seen = dict[tuple[str, str], float]  # kind and holder of what was seen, and when first
 Kind = Literal["lease", "position", "buffer", "descriptor", "task"]

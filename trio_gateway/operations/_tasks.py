@@ -14,7 +14,7 @@ from ..exchange import exchange_of
 from ..flow import in_steps
 
 MOST_TASKS: Final = 8000  # that are described at a time: those of some 1,500 streams, 2 MB
-STEP: Final = 100  # tasks in one step on the loop
+STEP: Final = 60  # tasks in one step on the loop
 DEEPEST: Final = 64  # frames of one task that are looked at
 _PACKAGE: Final = str(Path(__file__).resolve().parents[1]) + "/"
 
