@@ -475,7 +475,7 @@ _COLUMNS: Final[dict[Tab, tuple[Column, ...]]] = {
         ("TENANT", lambda row, _: (row["tenant"], ""), 8, False, 2),
         ("MODEL", lambda row, _: (row["model"], ""), 8, False, 3),
         ("STATE", lambda row, _: _state_of(row), 7, False, 0),
-        ("WHERE", lambda row, _: ("  ".join(where_of(row)), ""), 18, False, 5),
+        ("WHERE", lambda row, _: (" ".join(where_of(row)), ""), 21, False, 5),
         ("AGE", lambda row, _: (span(row["age"]), ""), 6, True, 0),
         ("TOKENS", lambda row, _: (_count(row["tokens"]["generated"]), ""), 6, True, 0),
         ("BUFFERED", lambda row, _: (size(row["buffered_bytes"]), ""), 9, True, 0),
