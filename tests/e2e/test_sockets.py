@@ -31,7 +31,6 @@ from tests.e2e.sockets import (
     opened,
 )
 from tests.e2e.tls import issue
-from trio_gateway.edge import _socket_streams
 from trio_gateway.tenancy import Keyring
 from trio_gateway.testing import (
     CloseReset,
@@ -272,7 +271,7 @@ async def test_a_bug_ends_its_stream_and_says_so(monkeypatch: pytest.MonkeyPatch
     async with sockets(chat_stream("one")) as (gateway, _), opened(gateway) as client:
         gateway.may_report_bugs = True
         with monkeypatch.context() as patch:
-            patch.setattr(_socket_streams, "Exchange", broken)
+            patch.setattr("trio_gateway.edge._socket_streams.Exchange", broken)
             await client.generate()
             assert (await client.read_last())["error"]["code"] == "internal_error"
         await client.generate()
