@@ -19,7 +19,7 @@ from tests.admin.looking import ENTER, Dashboard, complaints_of, unnamed, url_of
 from tests.e2e.browser import Scheme, open_browser
 from trio_gateway.admin import DASHBOARD_PAGES, dashboard_page, refusal
 from trio_gateway.admin._feed import Feed, FeedAnswer
-from trio_gateway.testing import request_row
+from trio_gateway.testing import request_row, until
 
 LIMIT: Final = 90.0  # seconds; a browser takes its time to start
 SCHEMES: Final[tuple[Scheme, ...]] = ("light", "dark")
@@ -265,9 +265,7 @@ async def test_who_can_not_follow_the_feed_sees_figures_all_the_same(
             await browser.wait_text("state", "^too many feeds$")
             await browser.wait_until(running)
             seen = opened.port.snapshots
-            with trio.fail_after(20):
-                while opened.port.snapshots < seen + 2:
-                    await trio.sleep(0.1)
+            await until(lambda: opened.port.snapshots >= seen + 2)
 
 
 @pytest.mark.slow
