@@ -60,8 +60,8 @@ _REQUEST: Final = shape(
     ),
     position=or_null(
         count(
-            "place by arrival among those that wait for its model, from 1; tiers and shares decide who is next; "
-            "null while it does not wait",
+            "place by arrival among those that wait for its model, from 1; tiers and shares decide who is "
+            "next; null while it does not wait",
             least=1,
         )
     ),
