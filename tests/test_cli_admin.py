@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from tests.admin.door import OPERATOR, VIEWER, Door, door, token
 from trio_gateway.admin import ACTS, READS, refusal
-from trio_gateway.cli import _admin_client, app
+from trio_gateway.cli import app
 from trio_gateway.testing import FakeAdminPort, refusing_port, request_row, until
 
 Run = tuple[int, str, str]
@@ -347,7 +347,7 @@ async def test_what_a_refusal_says_does_not_move_the_cursor() -> None:
 
 
 async def test_an_answer_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_admin_client, "LONGEST", 10_000)
+    monkeypatch.setattr("trio_gateway.cli._admin_client.LONGEST", 10_000)
     async with saying(b" " * 20_000) as url:
         code, _, err = await run_in_thread("--url", url, "version")
         assert (code, "the answer does not end" in err) == (1, True)
