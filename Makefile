@@ -72,8 +72,12 @@ coverage: environment ## the test suite, with the lines and branches that no tes
 	@$(RUN) -m pytest --no-header --cov --cov-report=term-missing:skip-covered $(ARGS)
 
 .PHONY: bench
-bench: environment ## measure all scenarios beside their peers (SCENARIO=name: one; ARGS are passed on)
+bench: environment ## measure all scenarios beside their peers (SCENARIO=name: one; ARGS=--help: names and options)
 	@$(RUN) -m bench $(SCENARIO) $(ARGS)
+
+.PHONY: performance
+performance: environment ## measure on a quiet machine what docs/explanation/performance.md shows, and write it (80 min)
+	@$(RUN) -m bench.page --measure $(ARGS)
 
 .PHONY: guard
 guard: environment ## fail if a token costs a quarter more than it did, in times a plain relay (ARGS=--keep: keep what it costs)

@@ -8,12 +8,14 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import importlib
 import signal
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Final, Protocol, cast
 
@@ -100,10 +102,21 @@ def progress(message: str) -> None:
     _say(f"   {message}")
 
 
+def _question(scenario: str) -> str:
+    """Answer the first line of a scenario's docstring, without running its imports."""
+    source = (Path(__file__).parent / "scenarios" / f"{scenario}.py").read_text()
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+
+
 def _parse(arguments: Sequence[str], scenarios: Sequence[str]) -> tuple[list[str], Options]:
-    parser = argparse.ArgumentParser(prog="bench", description="Measure the gateway beside nginx.")
+    parser = argparse.ArgumentParser(
+        prog="bench",
+        description="Measure the gateway, beside peers where there are any. Without names: all scenarios.",
+        epilog="scenarios:\n" + "\n".join(f"  {name:18}{_question(name)}" for name in scenarios or SCENARIOS),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     if not scenarios:
-        parser.add_argument("scenarios", nargs="*", metavar="scenario", help=f"of: {', '.join(SCENARIOS)}")
+        parser.add_argument("scenarios", nargs="*", metavar="scenario", help="see below")
     parser.add_argument("--check", action="store_true", help="exit with status 1 when a limit is passed")
     parser.add_argument("--runs", type=int, default=7, help="interleaved runs [7]")
     parser.add_argument("--kind", default="openai", help="dialect of the engine: openai, vllm [openai]")

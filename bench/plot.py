@@ -1,4 +1,4 @@
-"""A line chart as SVG: enough for a few lines over a doubling or an even axis, without a plotting package."""
+"""Charts as SVG without a plotting package: a few lines over a doubling or an even axis, and bars."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Final
 WIDTH: Final = 720
 HEIGHT: Final = 420
 LEFT, RIGHT, TOP, BOTTOM = 64, 150, 48, 52  # margins; the names of the lines stand on the right
+BAR_LEFT, BAR_STEP = 130, 30  # where bars begin, and from one to the next
 COLOURS: Final = ("#8c8c8c", "#b8860b", "#c0392b", "#1f6fb2", "#2e8b57")
 
 
@@ -83,6 +84,52 @@ class Chart:
             x, y = line.points[-1]
             parts.append(_text(self._x(x) + 8, self._y(y) + 4, line.name, colour=colour))
         return parts
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A named bar as long as its value, with a stroke from the first to the third quartile."""
+
+    name: str
+    low: float
+    value: float
+    high: float
+    ours: bool = False
+
+
+@dataclass(frozen=True)
+class BarChart:
+    """Bars from zero, one below the other, with their values behind them."""
+
+    title: str
+    unit: str
+    bars: Sequence[Bar]
+
+    def svg(self) -> str:
+        """Answer the picture as text."""
+        height = TOP + len(self.bars) * BAR_STEP + 12
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+            f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13">',
+            f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+            _text(BAR_LEFT, 26, f"{self.title}, {self.unit}", size=16),
+        ]
+        for place, bar in enumerate(self.bars):
+            parts += self._bar(bar, TOP + place * BAR_STEP)
+        return "\n".join([*parts, "</svg>"]) + "\n"
+
+    def _bar(self, bar: Bar, y: float) -> list[str]:
+        most = max(max(bar.value, bar.high) for bar in self.bars) or 1
+        scale = (WIDTH - BAR_LEFT - 90) / most
+        middle = y + BAR_STEP / 2 - 4
+        colour = COLOURS[3] if bar.ours else COLOURS[0]
+        return [
+            _text(BAR_LEFT - 10, middle + 5, bar.name, anchor="end"),
+            f'<rect x="{BAR_LEFT}" y="{y:.1f}" width="{bar.value * scale:.1f}" height="{BAR_STEP - 8}" '
+            f'fill="{colour}"/>',
+            _stroke(BAR_LEFT + bar.low * scale, middle, BAR_LEFT + bar.high * scale, middle, "#222"),
+            _text(BAR_LEFT + max(bar.value, bar.high) * scale + 8, middle + 5, f"{bar.value:.3g}"),
+        ]
 
 
 def _text(

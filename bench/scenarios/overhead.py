@@ -375,7 +375,7 @@ def _report(
         flattered = ": it fell behind, which flatters it" * _behind(told)
         report.notes.append(f"{name} before {proxy}, of one core: {words}{flattered}")
     report.raw = {f"{proxy} {name}": [asdict(each) for each in told] for (name, proxy), told in runs.items()}
-    report.raw["streams"] = options.streams
+    report.raw |= {"streams": options.streams, "figures": found, "missing": dict(missing)}
     return report
 
 

@@ -61,12 +61,17 @@ def run(options: Options) -> Report:
         "waiters": _waiters,
     }
     costs: Costs = {}
+    failed: list[str] = []
     with peers.engine() as engine:
         for turn in range(options.runs):
             for name in options.chosen(parts):
                 progress(f"run {turn + 1}: {name}")
-                parts[name](engine, options, costs)
-    return _report(costs)
+                try:
+                    parts[name](engine, options, costs)
+                except BenchError as error:
+                    failed.append(f"run {turn + 1}, {name}: {error}")
+                    progress(failed[-1])
+    return _report(costs, failed)
 
 
 def _streams(engine: peers.Engine, options: Options, costs: Costs) -> None:
@@ -137,7 +142,7 @@ def requests(
         tail=connections,
         delay_us=(slots or connections) * 1_000_000 // rate,
         vary=1,
-        ramp_us=2_000,
+        ramp_us=3_000 if slots else 1_000,
         **gateway.load,
     )
     _whole(answer, warm + count)
@@ -156,7 +161,7 @@ def _cost(answer: Mapping[str, Any], units: int) -> float:
     return spent / units / 1000
 
 
-def _report(costs: Costs) -> Report:
+def _report(costs: Costs, failed: list[str]) -> Report:
     report = Report("scale", ("CPU of the gateway", "number", "us", "times the smallest"))
     for (grows, unit), found in costs.items():
         middle = {number: statistics.median(told) for number, told in found.items()}
@@ -168,6 +173,8 @@ def _report(costs: Costs) -> Report:
             ratio = max(middle.values()) / least
             what = f"a {unit}, from {min(middle):,} to {max(middle):,} {grows}"
             report.checks.append(Check.at_most(what, ratio, LIMIT, "x"))
+    report.checks.append(Check.exactly("parts that could not be measured", len(failed), 0, ""))
+    report.notes += failed
     report.raw = {f"{unit} by {grows}": found for (grows, unit), found in costs.items()}
     return report
 
