@@ -10,7 +10,7 @@ import trio
 
 from tests.admin.door import OPERATOR, VIEWER, Door, code_of, data, door
 from tests.e2e.serving import open_descriptors, serving
-from trio_gateway.admin import ACTS, PREFIX
+from trio_gateway.admin import ACTS, PREFIX, Page
 from trio_gateway.admin._server import MOST_OPERATORS
 from trio_gateway.testing import (
     RawClient,
@@ -343,6 +343,31 @@ async def test_operators_who_do_not_read_are_closed_after_a_while(monkeypatch: p
                 await until(lambda: open_descriptors() == before + number)  # the ends of their own
             await stream.goes_on()
             assert (await opened.ask("GET", "/admin/v1/workers", VIEWER)).status == 200
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_who_asks_again_before_it_reads_gives_its_place_back(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reader waits for the answer to be out, which it never is."""
+    if not leaves:
+        monkeypatch.setattr("trio_gateway.admin._server.STUCK", 0.3)
+    page = Page(b"x" * 4_000_000, "text/html", "default-src 'none'")
+    async with door(pages={"/": page}, most=2) as opened:
+        before = open_descriptors()
+        with ExitStack() as stuck:
+            for _ in range(2):  # without a token
+                client = stuck.enter_context(await RawClient.connect(opened.address, receive_buffer=4096))
+                await client.send(http_request("GET", "/", host="localhost") * 20)
+            with trio.fail_after(10):
+                await until(lambda: open_descriptors() == before + 4)
+                if leaves:
+                    await trio.testing.wait_all_tasks_blocked(0.05)
+                    stuck.close()
+                await until(lambda: open_descriptors() == before + (0 if leaves else 2))
+            for _ in range(3):
+                assert (await opened.ask("GET", "/admin/v1/workers", VIEWER)).status == 200
+        assert not opened.bugs
 
 
 async def test_operators_who_do_not_read_hold_up_no_shutdown() -> None:

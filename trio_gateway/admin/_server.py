@@ -1,9 +1,10 @@
 """Hypercorn for operators, guarded: no request of theirs can end the process or hold up its end.
 
 Stock Hypercorn's Trio worker lets any exception of one connection leave through
-its server nursery, writes under a shield without a limit, and keeps a connection
-that its peer closed for as long as an idle one. All are cured by the subclass
-here (the first two are measured and described in docs/decisions). Whoever keeps
+its server nursery, writes under a shield without a limit, keeps a connection
+that its peer closed for as long as an idle one, and one whose peer closed it with
+further requests sent for ever. All are cured by the subclass here (the first two
+are measured and described in docs/decisions). Whoever keeps
 many connections open locks nobody out: the one that was idle for longest gives way.
 """
 
@@ -100,6 +101,10 @@ class GuardedServer(TCPServer):
     idle = True  # no request of it is being answered
     _ended = False  # the peer sends nothing more
 
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._scope = trio.CancelScope()  # of all its tasks
+
     async def run(self) -> None:
         """Serve the connection; never raises but Cancelled.
 
@@ -119,7 +124,8 @@ class GuardedServer(TCPServer):
 
     async def _run_guarded(self) -> None:
         try:
-            await super().run()
+            with self._scope:
+                await super().run()
         except* trio.Cancelled:
             raise
         except* Exception as group:
@@ -158,6 +164,8 @@ class GuardedServer(TCPServer):
                     return
             await trio.aclose_forcefully(self.stream)
         await self.protocol.handle(Closed())
+        # Who sent the next request before it took this answer left a reader that waits for that to be out.
+        self._scope.cancel()
 
 
 async def serve_admin(
