@@ -7,7 +7,6 @@ the few tasks that keep time; each exchange lives in its connection's task.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import random
 import resource
@@ -99,6 +98,7 @@ from .operations import (
 )
 from .telemetry import (
     METRICS_TYPE,
+    CycleCollector,
     Exporter,
     ExporterSettings,
     Log,
@@ -144,6 +144,7 @@ class Gateway:
         self.live: Final = LiveExchanges(settings.telemetry.flights)
         self.watch: Final = HangupWatch()
         self.clocks: Final = ExchangeClocks()
+        self.cycles: Final = CycleCollector()
         self.read_loop: Final = ReadLoop() if read_together else None
         self.drain: Final = DrainKeeper(self._note_idle, self._note_let_go)
         self.idle_times: Final = Counter[str]()
@@ -266,6 +267,7 @@ class Gateway:
         finally:
             for listener in listeners:
                 listener.socket.close()
+            self.cycles.stop()
             self.connections.close()
             self.watch.close()
             if self.read_loop is not None:
@@ -309,8 +311,7 @@ class Gateway:
         )
         self._look_at_certificate()
         sys.setswitchinterval(SWITCH_INTERVAL)
-        gc.collect()
-        gc.freeze()  # what start-up made stays; collecting need not look at it again
+        self.cycles.start()
 
     async def _open_to_workers(self, nursery: trio.Nursery) -> None:
         """Listen for workers that register, if the settings say so."""
@@ -394,10 +395,11 @@ class Gateway:
             self.connections.sweep()
             self.sockets.sweep()
             self.generator.kept.sweep()
-            self.live.tell_progress(self.fleet.progressed)
+            await self.live.tell_progress(self.fleet.progressed)
             for book in (expired := self.fleet.expire()):
                 self._note_worker(book.worker.id, "expired: it sent no heartbeat")
             self.registrations.forget(expired)
+            self.cycles.sweep(len(self.live))
             calmed = [held.has_calmed(MUCH_MEMORY) for held in (self.buffers, self.room)]
             if any(calmed):
                 await trio.to_thread.run_sync(return_free_memory, abandon_on_cancel=True)

@@ -165,7 +165,7 @@ async def test_many_that_are_due_together_leave_others_their_turn(autojump_clock
         await trio.sleep(1)
         assert order.count("look") == 3 * LOOKS_A_TURN
         runs = "".join("l" if what == "look" else " " for what in order).split()
-        assert max(map(len, runs)) == LOOKS_A_TURN
+        assert max(map(len, runs)) <= 2 * LOOKS_A_TURN  # the end of one turn and the beginning of the next
         for clock in many:
             clock.stop()
 

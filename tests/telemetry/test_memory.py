@@ -1,12 +1,16 @@
-"""Giving memory back is a favour: where the C library knows no such thing nothing happens."""
+"""When circles of garbage are looked for; and giving memory back, a favour where the C library knows it."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
+from collections.abc import Iterator
 
 import pytest
 
-from trio_gateway.telemetry import return_free_memory
+from trio_gateway.telemetry import CycleCollector, return_free_memory
+from trio_gateway.telemetry._memory import CALM
 
 
 def test_free_memory_goes_back_where_the_library_can() -> None:
@@ -20,3 +24,84 @@ def test_another_library_is_no_error(monkeypatch: pytest.MonkeyPatch, missing: t
 
     monkeypatch.setattr(ctypes, "CDLL", no_library)
     return_free_memory()
+
+
+class Circle:
+    """Known only by itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def old_circle() -> weakref.ref[Circle]:
+    """Answer a circle of garbage that was young long ago."""
+    circle = Circle()
+    gc.collect(1)
+    return weakref.ref(circle)
+
+
+def look_at_the_young(times: int) -> None:
+    for _ in range(times):
+        gc.collect(1)
+
+
+@pytest.fixture
+def collector() -> Iterator[CycleCollector]:
+    collector = CycleCollector()
+    collector.start()
+    yield collector
+    collector.stop()
+    gc.unfreeze()
+
+
+def test_the_old_are_looked_at_while_few_exchanges_run(collector: CycleCollector) -> None:
+    circle = old_circle()
+    look_at_the_young(25)
+    assert not collector.sweep(running=CALM + 1)
+    assert circle() is not None
+    assert collector.sweep(running=CALM)
+    assert circle() is None
+
+
+def test_they_are_not_looked_at_where_nothing_happened(collector: CycleCollector) -> None:
+    look_at_the_young(25)
+    assert collector.sweep(running=0)
+    assert not collector.sweep(running=0)
+
+
+def test_the_interpreter_does_not_look_at_them_by_itself(collector: CycleCollector) -> None:
+    circle = old_circle()
+    kept = [[] for _ in range(300_000)]  # type: ignore[var-annotated]
+    assert circle() is not None
+    assert len(kept) == 300_000
+
+
+def test_in_a_process_that_is_never_calm_they_are_looked_at_in_the_end(
+    collector: CycleCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_gateway.telemetry._memory._OVERDUE", 30)
+    circle = old_circle()
+    look_at_the_young(31)
+    assert collector.sweep(running=10_000)
+    assert circle() is None
+
+
+def test_what_took_long_to_look_at_and_stays_is_not_looked_at_again(
+    collector: CycleCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_gateway.telemetry._memory._SHORT", 0.0)
+    frozen = gc.get_freeze_count()
+    kept = [[] for _ in range(1000)]  # type: ignore[var-annotated]
+    look_at_the_young(25)
+    assert collector.sweep(running=0)
+    assert gc.get_freeze_count() >= frozen + len(kept)
+
+
+def test_afterwards_the_interpreter_does_as_before() -> None:
+    before = gc.get_threshold()
+    collector = CycleCollector()
+    collector.start()
+    assert gc.get_threshold() != before
+    collector.stop()
+    assert gc.get_threshold() == before
+    gc.unfreeze()

@@ -612,6 +612,8 @@ class Exchange:
 
     def _look(self, now: float) -> float:
         """The clock: do what is due, and answer when to look again."""
+        if self._scope.over:
+            return math.inf  # or a heartbeat could be written that makes a status an event
         due = self._delivery.look(now)
         if self._delivery.slow:
             self.flight.pack()

@@ -12,12 +12,13 @@ from typing import Final, NamedTuple
 import trio
 
 from ..contract import Ending, Outcome, Worker
-from ..flow import ByteChannel
+from ..flow import ByteChannel, in_steps
 from ._exchange import Exchange
 from ._flight import Flight
 
 REMEMBERED: Final = 60.0  # seconds after its end in which an exchange can be asked for
 MOST_REMEMBERED: Final = 100_000
+_TOLD: Final = 64  # exchanges whose progress is told in one step
 FLIGHTS: Final = 256  # of ended exchanges; the ledger's books keep as many records
 
 
@@ -149,16 +150,19 @@ class LiveExchanges:
             if len(flights) > self._most_flights:
                 flights.popitem(last=False)
 
-    def tell_progress(self, progressed: Callable[[Worker, str, float, int | None], None]) -> None:
+    async def tell_progress(self, progressed: Callable[[Worker, str, float, int | None], None]) -> None:
         """Tell how far the streams have come that are being read: worker, exchange, when, and new events.
 
         None for the events: it is not read for a while, since its reader is slow.
         """
-        for exchange in self:
+
+        def tell(exchange: Exchange) -> None:
             found = exchange.take_progress()
             if found is not None:
                 worker, at, events = found
                 progressed(worker, exchange.request.exchange_id, at, events)
+
+        await in_steps(map(tell, tuple(self)), _TOLD)
 
     def end_all(self, ending: Ending) -> None:
         """End all that run now."""

@@ -28,6 +28,11 @@ class RequestScope:
         """The first cause that was reported; None while the exchange goes on."""
         return self._ending
 
+    @property
+    def over(self) -> bool:
+        """Whether it was cancelled, or its deadline has come."""
+        return self._scope.cancel_called
+
     def note(self, ending: Ending) -> bool:
         """Record a cause without cancelling; answers whether it was the first."""
         first = self._ending is None
