@@ -176,7 +176,7 @@ async def relaying(engine_port: int) -> AsyncIterator[int]:
     """Run a relay while the block runs; answers its port."""
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(trio.serve_listeners, lambda client: relay(engine_port, client), listeners)
+        await nursery.start(trio.serve_listeners, lambda client: relay(engine_port, client), listeners)
         yield listeners[0].socket.getsockname()[1]
         nursery.cancel_scope.cancel()
 
