@@ -7,7 +7,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ..contract import Ending, InternalRequest, Outcome, Phase, Style
 from ..wire import AgentRelay, NamedRelay, OllamaRelay, StreamRelay, Usage
@@ -238,6 +238,10 @@ class Tally:
         )
 
 
+_COLON: Final = ord(":")
+_LINE_END: Final = ord("\n")
+
+
 class EventMarks:
     """Where events end in the bytes that a client's socket accepted.
 
@@ -261,7 +265,10 @@ class EventMarks:
             start: offset of its first byte.
             joined: where in it events end to which others were joined, and how many.
         """
-        self._joined += [(start + end, more) for end, more in joined]
+        if joined:
+            self._joined += [(start + end, more) for end, more in joined]
+        if self._fresh and self._add_lines(start, piece):
+            return
         at = 0
         if self._half_blank and piece.startswith(b"\n"):
             at = 1
@@ -276,6 +283,20 @@ class EventMarks:
             at = found + 2
             self._note_end(start + at)
         self._half_blank = not self._fresh and piece.endswith(b"\n")
+
+    def _add_lines(self, start: int, piece: bytes) -> bool:
+        """Note the events of a piece that is nothing but events of one line each; else answer False."""
+        ends: list[int] = []
+        at, size = 0, len(piece)
+        while at < size:
+            if piece[at] == _COLON:
+                return False
+            at = piece.find(b"\n", at) + 2
+            if at < 2 or at > size or piece[at - 1] != _LINE_END:
+                return False
+            ends.append(start + at)
+        self._ends.extend(ends)
+        return True
 
     def _note_end(self, offset: int) -> None:
         self._fresh = True

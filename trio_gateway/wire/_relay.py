@@ -23,9 +23,11 @@ from ..errors import EngineProtocolError
 from ._answers import ABORT, NO_FINISH, EngineError, Usage, drop_usage, read_error, read_usage, rename_model
 from ._json import may_hold_infinity, with_finite_numbers
 from ._sse import DONE, Event, EventReader, receipt_comment, write_event
+from ._template import Template
 
 _decode = msgspec.json.Decoder().decode
 _skip = msgspec.json.Decoder(msgspec.Raw).decode  # checks the grammar alone, in a tenth of a microsecond
+_LESSONS: Final = 8  # events in a row that are looked at for a form; a stream without one pays no more
 _FINISH: Final = b'"finish_reason"'
 _NO_FINISH_YET: Final = b'"finish_reason":null'
 # Numbers and plain words, in objects at most one level deep: no brace can hide in a string of it.
@@ -104,6 +106,8 @@ class StreamRelay:
         self._finished: set[int] = set()
         self._usage_event: bytes | None = None
         self._hash = hashlib.sha256() if shape.receipt else None
+        self._template: Template | None = None
+        self._lessons = _LESSONS
         self.committed = False
         self.done = False
         self.fault: EngineError | None = None
@@ -158,13 +162,23 @@ class StreamRelay:
         """
         if self.over:
             return b""
-        if self.committed and not self._rename and self._hash is None and self._plain(data):
-            count = data.count(b"\n\n")
-            self.events += count
-            self.content_events += count
-            self.silent_at_end = 0
-            self.progress += count
-            return data
+        if not self.committed or b"\r" in data:
+            return self._feed_events(data)
+        if not self._reader.at_boundary:
+            # What completes an event is looked at by itself, so that those behind it can be passed on.
+            cut = data.find(b"\n\n") + 2
+            first = self._feed_events(data[:cut] if cut > 1 else data)
+            return first if cut < 2 or cut == len(data) else first + self.feed(data[cut:])
+        cut = len(data) if data.endswith(b"\n\n") else data.rfind(b"\n\n") + 2
+        if cut < 2:
+            return self._feed_events(data)
+        passed = self._pass_whole(data if cut == len(data) else data[:cut])
+        if passed is None:
+            return self._feed_events(data)
+        return passed if cut == len(data) else passed + self._feed_events(data[cut:])
+
+    def _feed_events(self, data: bytes) -> bytes:
+        """Take in bytes and look at each event that they complete."""
         out: list[bytes] = []
         for event in self._reader.feed(data):
             if not self._take(event, out):
@@ -172,6 +186,42 @@ class StreamRelay:
         if self._reader.too_large and not self.over:
             self._malformed(f"an event is over {self._shape.max_event_bytes} bytes")
         return b"".join(out)
+
+    def _pass_whole(self, data: bytes) -> bytes | None:
+        """Pass on whole events that all have a form, or need no decoding; None: each has to be looked at."""
+        if len(data) > self._shape.max_event_bytes:
+            return None
+        if self._template is not None:
+            rendered = self._template.render(data, keep_usage=self._shape.wants_running_usage)
+            if rendered is not None:
+                data, count, usage = rendered
+                self._lessons = _LESSONS
+                if usage is not None:
+                    self._usage_event = usage
+                if self._hash is not None:
+                    self._hash.update(data[6:-1].replace(b"\n\ndata: ", b"\n"))
+                self._count(count)
+                return data
+        if self._rename or self._hash is not None:
+            return None
+        count = self._plain(data)
+        if not count:
+            return None
+        if self._lessons:
+            self._learn(data[6 : data.find(b"\n")])
+        self._count(count)
+        return data
+
+    def _count(self, events: int) -> None:
+        self.events += events
+        self.content_events += events
+        self.silent_at_end = 0
+        self.progress += events
+
+    def _learn(self, event: bytes) -> None:
+        """Learn what this event, which needs no look, has in common with others."""
+        self._lessons -= 1
+        self._template = Template.of(event, self._upstream_name, self._public_name) or self._template
 
     def end(self) -> bytes:
         """Take the proper end of the engine's message: a last ``[DONE]`` may lack its blank line.
@@ -183,26 +233,24 @@ class StreamRelay:
             self.done = True
         return b""
 
-    def _plain(self, data: bytes) -> bool:
-        """Whether the bytes are whole events in canonical form that need no decoding."""
+    def _plain(self, data: bytes) -> int:
+        """How many events in canonical form the bytes are, if none of them needs decoding; else 0."""
         if (
             not data.startswith(b"data: {")
             or not data.endswith(b"}\n\n")
-            or b"\r" in data
             or b'"error"' in data
             or b'"usage"' in data
             or (b"\\" in data and may_hide_marker(data))
-            or not self._reader.at_boundary
         ):
-            return False
+            return 0
         count = data.count(b"\n\n")
-        return (
+        whole = (
             data.count(b"\n") == 2 * count
             and data.count(b"\n\ndata: {") == count - 1
             and data.count(_FINISH) == data.count(_NO_FINISH_YET)
-            and len(data) <= self._shape.max_event_bytes
             and (is_json(data[6:-2]) if count == 1 else all(map(is_json, data[6:-2].split(b"\n\ndata: "))))
         )
+        return count if whole else 0
 
     def _take(self, event: Event, out: list[bytes]) -> bool:
         """Take one event; answers whether more may follow."""
@@ -222,15 +270,15 @@ class StreamRelay:
         return self._take_object(data, out)
 
     def _take_object(self, data: bytes, out: list[bytes]) -> bool:
-        output = True
-        if (
-            not self.committed
-            or b'"error"' in data
-            or b'"usage"' in data
-            or may_hide_marker(data)
-            or data.count(_FINISH) != data.count(_NO_FINISH_YET)
-            or not is_json(data)
-        ):
+        output, event = True, data
+        ordinary = (
+            self.committed
+            and b'"error"' not in data
+            and not may_hide_marker(data)
+            and data.count(_FINISH) == data.count(_NO_FINISH_YET)
+            and is_json(data)
+        )
+        if not ordinary or b'"usage"' in data:
             if may_hold_infinity(data):
                 data = with_finite_numbers(data)
             value = self._decode(data)
@@ -250,6 +298,8 @@ class StreamRelay:
                 self._malformed("an event is not valid JSON")
                 return False
         self._pass(data, output, out)
+        if ordinary and self._lessons and b"\n" not in event:
+            self._learn(event)
         return not self.over
 
     def _decode(self, data: bytes) -> dict[str, Any] | None:

@@ -1,0 +1,225 @@
+"""Forms that are learnt from one event: whatever comes, it passes as if each event had been looked at."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trio_gateway.wire import StreamRelay, StreamShape
+from trio_gateway.wire._template import Template
+
+UPSTREAM: Final = "org/model-instruct"
+PUBLIC: Final = 'my "model"'
+NAMES: Final = json.dumps(UPSTREAM).encode(), json.dumps(PUBLIC).encode()
+USAGE: Final = {"prompt_tokens": 5, "total_tokens": 9, "completion_tokens": 4, "details": {"cached": None}}
+
+
+def event(text: str = "word", *, usage: object = None, first: str = "id", **choice: object) -> bytes:
+    """Write an event as vLLM does, in the compact form."""
+    chosen = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": None, **choice}
+    value: dict[str, object] = {first: "cmpl-1", "object": "chat.completion.chunk", "created": 17}
+    value |= {"model": UPSTREAM, "choices": [chosen]}
+    if usage is not None:
+        value["usage"] = None if usage == "null" else usage
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def framed(*events: bytes) -> bytes:
+    return b"".join(b"data: " + each + b"\n\n" for each in events)
+
+
+def learnt(from_event: bytes) -> Template:
+    found = Template.of(from_event, *NAMES)
+    assert found is not None
+    return found
+
+
+# What is learnt -------------------------------------------------------------------------------------------
+
+
+def test_events_of_a_form_are_renamed_and_lose_their_usage() -> None:
+    form = learnt(event("a", usage=USAGE))
+    rendered = form.render(
+        framed(event("b", usage=USAGE), event("c"), event("d", usage=USAGE)), keep_usage=False
+    )
+    assert rendered is not None
+    values = [json.loads(line[6:]) for line in rendered.data.split(b"\n\n")[:-1]]
+    assert [value["choices"][0]["delta"]["content"] for value in values] == ["b", "c", "d"]
+    assert [value["model"] for value in values] == [PUBLIC] * 3
+    assert not any("usage" in value for value in values)
+    assert rendered.events == 3
+    assert json.loads(rendered.usage or b"") == {"usage": USAGE}
+
+
+def test_usage_that_was_asked_for_stays_and_what_needs_no_edit_is_the_same_object() -> None:
+    name = NAMES[0]
+    form = Template.of(event("a"), name, name)
+    assert form is not None
+    data = framed(event("b", usage=USAGE), event("c"))
+    rendered = form.render(data, keep_usage=True)
+    assert rendered is not None
+    assert rendered.data is data
+    assert json.loads(rendered.usage or b"") == {"usage": USAGE}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        framed(event("")),
+        framed(event('quoted " text')),
+        framed(event("escaped \n line")),
+        framed(event("x", finish_reason="stop")),
+        framed(event("x", index=1)),
+        framed(event("x", first="other")),
+        framed(event("x", usage={})),
+        framed(event("x", usage={"a": "text"})),
+        framed(event("x", usage={"a": 1.5})),
+        framed(event("x", usage=USAGE)[:-1] + b',"more":1}'),
+        framed(event("x", usage=USAGE) + b"}"),
+        framed(event("x"))[:-1],
+        framed(event("x")) + b": comment\n\n",
+        b": comment\n\n" + framed(event("x")),
+        framed(b"[DONE]"),
+        framed(event("a\x01b").replace(b"\\u0001", b"\x01")),
+        b"",
+    ],
+)
+def test_what_has_another_form_is_not_rendered(other: bytes) -> None:
+    form = learnt(event("a", usage=USAGE))
+    assert form.render(other, keep_usage=False) is None
+    assert form.render(framed(event("good")) + other, keep_usage=False) is None or not other
+
+
+@pytest.mark.parametrize(
+    "formless",
+    [
+        event(""),
+        event("a \n b"),
+        b'{"choices":[],"usage":{"prompt_tokens":1}}',
+        b'{"id":"x","choices":[{"index":0,"delta":{"tool_calls":[{"index":0}]},"finish_reason":null}]}',
+        b'{"choices":[{"index":0,"delta":{"content":"x"}}],"model":"org/model-instruct"}',
+        event("a", usage={"a": "text"}),
+        event("a", usage=USAGE)[:-1] + b',"more":1}',
+    ],
+)
+def test_what_has_no_form_teaches_none(formless: bytes) -> None:
+    assert Template.of(formless, *NAMES) is None
+
+
+def test_a_model_of_another_name_keeps_it() -> None:
+    other = event("a").replace(NAMES[0], b'"someone-elses"')
+    rendered = learnt(other).render(framed(other), keep_usage=False)
+    assert rendered is not None
+    assert rendered.data == framed(other)
+
+
+# Beside looking at each -----------------------------------------------------------------------------------
+
+
+COMPARED: Final = (
+    *("events", "content_events", "silent_at_end", "progress", "committed", "done", "aborted", "fault"),
+    *("usage", "receipt", "closing", "all_finished", "over", "dropped"),
+)
+
+
+class Looking(StreamRelay):
+    """Looks at each event by itself."""
+
+    def _pass_whole(self, data: bytes) -> bytes | None:
+        return None
+
+
+TEXTS: Final = st.sampled_from(
+    ["a", "word", " ", "", "\n", '"', "é€", "\\", "\x7f", "data: {", "\u2028", "error"]
+)
+EVENTS: Final = st.one_of(
+    st.builds(event, TEXTS),
+    st.builds(event, TEXTS),
+    st.builds(event, TEXTS, usage=st.sampled_from([USAGE, {}, "null", {"completion_tokens": 3}, {"x": "y"}])),
+    st.builds(event, TEXTS, usage=st.just(USAGE)),
+    st.builds(event, TEXTS, index=st.integers(0, 1), delta=st.just({"reasoning": "hm"})),
+    st.builds(
+        event, TEXTS, delta=st.sampled_from([{}, {"role": "assistant"}, {"role": None, "content": "x"}])
+    ),
+    st.builds(event, TEXTS, finish_reason=st.sampled_from(["stop", "abort", "length"])),
+    st.sampled_from(
+        [b'{"error":{"message":"no"}}', b"[DONE]", b"{", b'{"choices":[],"usage":{"completion_tokens":7}}']
+    ),
+)
+FORMS: Final = st.lists(st.one_of(EVENTS, EVENTS, EVENTS, st.just(event("again", usage=USAGE))), max_size=12)
+
+
+@given(
+    events=FORMS,
+    cuts=st.lists(st.integers(0, 2500), max_size=6),
+    change=st.none() | st.tuples(st.integers(0, 2500), st.sampled_from(list(b'\n\r"{}:,x\\\x00 '))),
+    renamed=st.booleans(),
+    running=st.booleans(),
+    receipt=st.booleans(),
+    choices=st.integers(1, 2),
+    largest=st.sampled_from([10_000, 10_000, 400]),
+)
+def test_a_stream_passes_as_if_each_event_had_been_looked_at(
+    events: list[bytes],
+    cuts: list[int],
+    change: tuple[int, int] | None,
+    renamed: bool,
+    running: bool,
+    receipt: bool,
+    choices: int,
+    largest: int,
+) -> None:
+    shape = StreamShape(
+        choices, True, running, UPSTREAM, PUBLIC if renamed else UPSTREAM, largest, (), receipt
+    )
+    data = bytearray(framed(event("first"), *events))
+    if change is not None and change[0] < len(data):
+        data[change[0]] = change[1]
+    ends = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    fast, looking = StreamRelay(shape), Looking(shape)
+    got = [bytearray(), bytearray()]
+    for start, end in itertools.pairwise(ends):
+        for relay, out in zip((fast, looking), got, strict=True):
+            out.extend(relay.feed(bytes(data[start:end])))
+    for relay in (fast, looking):
+        relay.end()
+    assert got[0] == got[1]
+    for name in COMPARED:
+        assert getattr(fast, name) == getattr(looking, name), name
+
+
+def test_most_of_a_usual_stream_is_not_looked_at() -> None:
+    looked: list[bytes] = []
+
+    class Counting(StreamRelay):
+        def _take_object(self, data: bytes, out: list[bytes]) -> bool:
+            looked.append(data)
+            return super()._take_object(data, out)
+
+    relay = Counting(StreamShape(1, False, False, UPSTREAM, PUBLIC, 10_000))
+    for number in range(100):
+        assert json.loads(relay.feed(framed(event(f"{number}", usage=USAGE)))[6:])["model"] == PUBLIC
+    assert len(looked) == 2  # that commits, and that has the form
+    assert (relay.events, relay.content_events, relay.progress) == (100, 100, 100)
+    assert relay.usage is not None
+    assert relay.usage.generated == 4
+
+
+def test_a_stream_without_a_form_is_searched_for_one_a_few_times_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lessons: list[bytes] = []
+
+    def learn(event: bytes, upstream: bytes, public: bytes) -> None:
+        lessons.append(event)
+
+    monkeypatch.setattr(Template, "of", learn)
+    relay = StreamRelay(StreamShape(1, False, False, UPSTREAM, PUBLIC, 10_000))
+    for number in range(100):
+        relay.feed(framed(event(f"{number}")))
+    assert len(lessons) == 8

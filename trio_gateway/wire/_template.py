@@ -1,0 +1,128 @@
+"""What all tokens of a stream have in common, learnt from one of them. Sans-IO.
+
+The events of one answer differ in the text of the token, and in the usage where there is
+one. The bytes around them were checked once; an event with the same bytes, and with text
+that needs no escape, is as well formed as the one that they were learnt from, and what
+has to be edited in it stands where it stood there. So a read's worth of events costs one
+search, one join, and a look at each text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple, Self
+
+_SPACE: Final = rb"[ ]?+"
+_MEMBER: Final = rb'"\w++":' + _SPACE + rb'(?:"[^"\\]*+"|[0-9]++|null),' + _SPACE
+_HEAD = re.compile(
+    rb'\{(?:(?!"(?:choices|usage|error)")' + _MEMBER + rb")*+"
+    rb'"choices":' + _SPACE + rb"\[\{(?:" + _MEMBER + rb")*+"
+    rb'(?:"delta":'
+    + _SPACE
+    + rb'\{(?:"role":'
+    + _SPACE
+    + rb'(?:"assistant"|null),'
+    + _SPACE
+    + rb')?+"(?:content|reasoning|reasoning_content)"|"text"):'
+    + _SPACE
+    + rb'"'
+)
+_MODEL = re.compile(rb'(?<=[{ ,]"model":)' + _SPACE + rb'("[^"\\]*+")')
+_TEXT = re.compile(rb'[^"\\\x00-\x1f]++')  # what stands in a string as it is
+_NUMBER: Final = rb"(?:null|0|[1-9][0-9]{0,17}+)"
+_NAME: Final = rb'"\w++":' + _SPACE
+_NUMBERS: Final = _NAME + _NUMBER + rb"(?:," + _SPACE + _NAME + _NUMBER + rb")*+"
+_COUNT: Final = _NAME + rb"(?:" + _NUMBER + rb"|\{(?:" + _NUMBERS + rb")?+\})"
+_USAGE = re.compile(
+    rb"," + _SPACE + rb'("usage":' + _SPACE + rb"\{" + _COUNT + rb"(?:," + _SPACE + _COUNT + rb")*+\})\}"
+)
+_USAGE_NAME: Final = b'"usage"'
+_DATA: Final = b"data: "
+_END: Final = b"}\n\n"
+
+
+class Rendered(NamedTuple):
+    """Events that had the form.
+
+    Attributes:
+        data: for the client.
+        events: how many they are, all of which carry output.
+        usage: a JSON object with the last usage in them, as its only member; None: there was none.
+    """
+
+    data: bytes
+    events: int
+    usage: bytes | None
+
+
+class Template(NamedTuple):
+    """The form of a stream's tokens.
+
+    Attributes:
+        before, after: bytes around the text, up to the usage or the end of the event.
+        instead: of ``before``, for the client.
+    """
+
+    before: bytes
+    after: bytes
+    instead: bytes
+
+    @classmethod
+    def of(cls, event: bytes, upstream: bytes, public: bytes) -> Self | None:
+        """Learn the form of an event; None: it has none.
+
+        Args:
+            event: well-formed JSON, in one line, that ends no choice and is no error.
+            upstream, public: the model's name as JSON, at the engine and for the client.
+        """
+        head = _HEAD.match(event)
+        if head is None:
+            return None
+        before, rest = head[0], event[head.end() :]
+        text = _TEXT.match(rest)
+        if text is None or not rest.startswith(b'"', text.end()):
+            return None
+        after = rest[text.end() : -1]
+        if _USAGE_NAME in after:
+            usage = _USAGE.search(after + b"}")
+            if usage is None or usage.end() != len(after) + 1:
+                return None
+            after = after[: usage.start()]
+        instead = before
+        if upstream != public:
+            model = _MODEL.search(before)
+            if model is None:
+                return None  # its name comes later, or not at all
+            if model[1] == upstream:
+                instead = before[: model.start(1)] + public + before[model.end(1) :]
+        return cls(_DATA + before, after, _DATA + instead)
+
+    def render(self, data: bytes, *, keep_usage: bool) -> Rendered | None:
+        """Edit whole events; None: not all of them have the form."""
+        before, after, instead = self
+        texts = data.split(before)
+        if texts[0] or len(texts) == 1:
+            return None
+        end, fixed, usage = after + _END, len(after), None
+        edited = before != instead
+        for number, text in enumerate(texts):
+            if not number:
+                continue
+            if text.endswith(end):
+                size = len(text) - len(end)
+            else:
+                size = text.find(after)
+                counts = _USAGE.match(text, size + fixed) if size > 0 else None
+                if counts is None or counts.end() != len(text) - 2 or not text.endswith(_END):
+                    return None
+                usage = counts
+                if not keep_usage:
+                    texts[number] = text[:size] + end
+                    edited = True
+            if not size or not _TEXT.fullmatch(text, 0, size):
+                return None
+        return Rendered(
+            instead.join(texts) if edited else data,
+            len(texts) - 1,
+            None if usage is None else b"{" + usage[1] + b"}",
+        )
