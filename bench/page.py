@@ -60,8 +60,9 @@ def kept() -> dict[str, Result]:
 # Tables -----------------------------------------------------------------------------------------------------
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [columns, ["---", *("---:" for _ in columns[1:])], *rows]
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, figures: bool = True) -> str:
+    """Answer a table; what is right of the first column are figures, or words."""
+    lines = [columns, ["---", *("---:" if figures else "---" for _ in columns[1:])], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -100,7 +101,7 @@ def checks_table(results: Mapping[str, Result]) -> str:
                 )
             )
     columns = ["scenario", "promise", "measured", "limit", "unit", "kept"]
-    return table(columns, rows)
+    return table(columns, rows, figures=False)
 
 
 def machine_table(results: Mapping[str, Result]) -> str:
@@ -119,7 +120,8 @@ def machine_table(results: Mapping[str, Result]) -> str:
                 str(facts["commit"]),
             )
         )
-    return table(["scenario", "when", "runs", "processor", "kernel", "Python", "nginx", "commit"], rows)
+    columns = ["scenario", "when", "runs", "processor", "kernel", "Python", "nginx", "commit"]
+    return table(columns, rows, figures=False)
 
 
 # Pictures ---------------------------------------------------------------------------------------------------

@@ -29,12 +29,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from trio_gateway.tenancy import new_key
-
 from .. import native, peers
 from ..command import Options, main, progress
 from ..processes import BenchError, cpu_ns
 from ..report import Check, Report, spread
+from ..setups import DATABASE, tenants_with_keys
 
 LIMIT: Final = 1.3  # times the gateway with all off
 CONNECTIONS: Final = 64
@@ -42,31 +41,7 @@ ROOM: Final = 1024  # slots
 LITTLE_ROOM: Final = 24  # slots: fewer than requests that the engine would answer at a time
 REQUESTS: Final = 3_000
 TURNS_A_RUN: Final = 3
-TENANTS: Final = 4
-KEYS_EACH: Final = 2
-ENOUGH: Final = 100_000_000  # a minute: no request is refused
 REPLAYED_S: Final = 1.5  # seconds in which the last records get into the database
-
-TENANT: Final = """
-[[tenants]]
-id = "tenant-{number}"
-weight = {number}
-max_concurrency = 1024
-max_queued = 1024
-requests_per_minute = {enough}
-tokens_per_minute = {enough}
-keys = [
-{keys}
-]
-"""
-KEY: Final = (
-    '  {{id = "{id}", hash = "{hash}", requests_per_minute = {enough}, tokens_per_minute = {enough}}},'
-)
-DATABASE: Final = """
-[database]
-url = "sqlite:///{folder}/records.db"
-journal = "{folder}/journal"
-"""
 
 
 @dataclass(frozen=True)
@@ -118,17 +93,9 @@ def _off(pair: str, engine_port: int, slots: int) -> Iterator[Subject]:
 
 @contextmanager
 def _on(pair: str, engine_port: int, slots: int) -> Iterator[Subject]:
-    keys: list[str] = []
-    tenants = []
-    for number in range(1, TENANTS + 1):
-        rows = []
-        for _ in range(KEYS_EACH):
-            id_, key, stored = new_key()
-            keys.append(key)
-            rows.append(KEY.format(id=id_, hash=stored, enough=ENOUGH))
-        tenants.append(TENANT.format(number=number, enough=ENOUGH, keys="\n".join(rows)))
+    tenants, keys = tenants_with_keys(ROOM)
     with tempfile.TemporaryDirectory(prefix="bench-features-") as folder:
-        extra = "".join([*tenants, DATABASE.format(folder=folder)])
+        extra = tenants + DATABASE.format(folder=folder)
         with peers.gateway(engine_port, slots=slots, extra=extra) as gateway:
             yield Subject("on", pair, gateway, keys)
 
