@@ -34,6 +34,8 @@ TURN: Final = 1 * MILLISECONDS
 GATHER: Final = 0.5 * MILLISECONDS
 DENSE: Final = 2  # steps expected within that time, from which on it pays
 
+MOST_WARY: Final = 63  # times in a row that it is not done, after it was in vain
+
 Step = Callable[[float], bool]
 """Reads what is there and hands it on; told the time. False: the stream's own task is to go on."""
 
@@ -116,6 +118,8 @@ class ReadLoop:
         self._attached: dict[int, _Attached] = {}
         self._running = False
         self._looked_at = -math.inf
+        self._wary = 0  # times that it could gather and does not
+        self._in_vain = 0
 
     def __len__(self) -> int:
         """How many streams it reads."""
@@ -170,22 +174,32 @@ class ReadLoop:
 
     async def _read_ready(self) -> None:
         """Read until nothing is ready, and nothing will be soon."""
-        while ready := self._ready():
+        ready = self._ready()
+        while ready:
             steps = 0
             while ready:
                 await self._read_all(ready)
                 steps += len(ready)
                 if ready := self._ready():
                     await trio.lowlevel.checkpoint()
-            if not self._is_dense(steps):
-                return
-            await trio.sleep(GATHER)
+            if self._may_gather(steps):
+                await trio.sleep(GATHER)
+                ready = self._ready()
+                self._note_gathered(bool(ready))
 
-    def _is_dense(self, steps: int) -> bool:
+    def _may_gather(self, steps: int) -> bool:
         """Whether waiting for more pays, if so many steps were taken since this was last asked."""
         now = trio.current_time()
         passed, self._looked_at = now - self._looked_at, now
-        return steps * GATHER >= DENSE * passed
+        if steps * GATHER < DENSE * passed:
+            return False
+        self._wary -= 1
+        return self._wary < 0
+
+    def _note_gathered(self, something: bool) -> None:
+        """Who waits in vain waits less often: tokens may come in bursts, with nothing between them."""
+        self._in_vain = 0 if something else min(2 * self._in_vain + 1, MOST_WARY)
+        self._wary = self._in_vain
 
     def _ready(self) -> list[_Attached]:
         """Answer who is ready, before any of them can be replaced by another with its number."""
