@@ -111,6 +111,15 @@ def test_what_has_no_form_teaches_none(formless: bytes) -> None:
     assert Template.of(formless, *NAMES) is None
 
 
+@pytest.mark.parametrize("blanks", [b"", b" ", b"        "])
+def test_blanks_in_front_of_values_are_of_the_form(blanks: bytes) -> None:
+    spaced = event("a", usage=USAGE).replace(b":", b":" + blanks)
+    rendered = learnt(spaced).render(framed(spaced), keep_usage=False)
+    assert rendered is not None
+    assert json.loads(rendered.data[6:])["model"] == PUBLIC
+    assert b"usage" not in rendered.data
+
+
 def test_a_model_of_another_name_keeps_it() -> None:
     other = event("a").replace(NAMES[0], b'"someone-elses"')
     rendered = learnt(other).render(framed(other), keep_usage=False)

@@ -121,19 +121,20 @@ class HttpClient:
 
     def push(self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = ()) -> None:
         """See ClientPort."""
-        # A question may still be on its way when the answer begins.
-        head, self._head = self._pending + self._head, b""
-        framed = write_chunk(piece) if self._chunked else piece
-        data = head + framed if head else framed
+        data, start = piece, self._connection.written  # where the piece begins in all that is written
+        if self._chunked:
+            data = write_chunk(piece)
+            start += len(data) - len(piece) - 2
+        if self._head:
+            # A question may still be on its way when the answer begins.
+            head, self._head = self._pending + self._head, b""
+            data, start = head + data, start + len(head)
         if last:
             self._ended = True
             if self._chunked:
                 data += LAST_CHUNK
-        if self._streamed:
-            offset = (
-                self._connection.written + len(head) + (len(framed) - len(piece) - 2 if self._chunked else 0)
-            )
-            self._mark(offset, piece, joined)
+        if self._streamed and self._marks.add(start, piece, joined) > _MARKS:
+            self._marks.forget(self._connection.acknowledged())
         self._at_boundary = piece.endswith(b"\n\n")
         count = self._connection.write(data)
         self._pending = data[count:] if count < len(data) else b""
@@ -206,8 +207,3 @@ class HttpClient:
             headers = [*headers, ("connection", "keep-alive")]
         self._begun = True
         self._head = answer_head(status, headers)
-
-    def _mark(self, offset: int, piece: bytes, joined: Sequence[tuple[int, int]]) -> None:
-        self._marks.add(offset, piece, joined)
-        if len(self._marks) > _MARKS:
-            self._marks.forget(self._connection.acknowledged())

@@ -147,7 +147,6 @@ class Attempt:
         self._told = 0  # events that the fleet was told of
         self._opened: float | None = None
         self._said_last = False  # an agent: its engine has let go, whatever becomes of the message
-        self._untaken = b""  # a block that the client could not take at once
 
     def take_progress(self) -> tuple[Worker, float, int | None] | None:
         """How far a committed stream has come: its worker, when it last progressed, events since last asked.
@@ -461,7 +460,8 @@ class Attempt:
         while not relay.over and await self._move(relay, answer, worker):
             await self._delivery.room()
             while self._flows(relay) and await answer.pour(self._take):
-                await self._see_to_untaken()
+                await self._delivery.catch_up()
+                await self._delivery.room()
         if relay.aborted:
             return _retry.ABORTED
         if relay.fault is not None:
@@ -517,18 +517,8 @@ class Attempt:
         if block:
             self._note_block(relay, block, before, now)
             if not self._delivery.pass_through(block, now):
-                self._untaken = block
                 return False
-            return self._flows(relay)
         return not relay.over
-
-    async def _see_to_untaken(self) -> None:
-        """Let the client take what it did not take at once."""
-        block, self._untaken = self._untaken, b""
-        if block:
-            await self._delivery.hand_over(block, self._progress_at)
-        self._delivery.see_to_pending()
-        await self._delivery.room()
 
     def _commit(self, worker: Worker, now: float) -> None:
         self._output_due = math.inf

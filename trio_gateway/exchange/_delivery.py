@@ -107,6 +107,7 @@ class Delivery:
         self._untold = 0  # bytes in the port's hand that have no row yet
         self._end_size = 0  # of the end of the message, which is of no read
         self._nursery: trio.Nursery | None = None
+        self._untaken = b""  # that could not go to the socket at once
         self._writing = False
         self._flushed = trio.Event()
         self._silent_since = math.inf
@@ -164,12 +165,8 @@ class Delivery:
 
     async def hand_over(self, block: bytes, now: float) -> None:
         """Hand over whole events; waits while the channel is full. Raises ClientGone."""
-        if self.pass_through(block, now):
-            self.see_to_pending()
-            return
-        self._silent_since = now
-        self._start_writing(len(block))
-        await self._wait_blocked(self._channel.put(block))
+        if not self.pass_through(block, now):
+            await self.catch_up()
 
     @property
     def flows(self) -> bool:
@@ -179,17 +176,26 @@ class Delivery:
         return not self._writing or not (self._channel.used or self._batch_since is not None)
 
     def pass_through(self, block: bytes, now: float) -> bool:
-        """Hand over whole events if they may go to the socket at once; else answer False. Raises ClientGone.
+        """Hand over whole events as far as that needs no waiting. Raises ClientGone.
 
-        What it does not take of them waits until `see_to_pending` is called.
+        False: `catch_up` has to be awaited before anything else is handed over.
         """
-        if not self.flows or len(block) > (SLOW_PIECE if self._writing else PIECE):
-            return False
         self._silent_since = now
-        self._write_through(block, now)
-        return True
+        if not self.flows or len(block) > (SLOW_PIECE if self._writing else PIECE):
+            self._untaken = block
+            return False
+        return self._write_through(block, now)
 
-    def see_to_pending(self) -> None:
+    async def catch_up(self) -> None:
+        """Let a writer see to what the client did not take at once; waits while the channel is full."""
+        block, self._untaken = self._untaken, b""
+        if block:
+            self._start_writing(len(block))
+            await self._wait_blocked(self._channel.put(block))
+        else:
+            self._see_to_pending()
+
+    def _see_to_pending(self) -> None:
         """Let a writer flush what is pending, if anything is."""
         if self._client.pending:
             self._start_writing()
@@ -266,19 +272,22 @@ class Delivery:
                 await self._channel.wait()
         self._flushed.set()
 
-    def _write_through(self, block: bytes, now: float) -> None:
+    def _write_through(self, block: bytes, now: float) -> bool:
+        """Write what the client takes at once; answers whether that is all."""
         self._client.push(block)
-        self._note_pushed(now)
+        whole = self._note_pushed(now)
         if self._writing:
             self._untold += len(block)
             self._note_takes(now)
+        return whole
 
-    def _note_pushed(self, now: float) -> None:
+    def _note_pushed(self, now: float) -> bool:
         if self._client.pending:
             self._batch_since = now
             self._hold_alone(now)
-        else:
-            self.through += 1
+            return False
+        self.through += 1
+        return True
 
     def _start_writing(self, size: int = 0) -> None:
         """Let a writer task take over; a block of so many bytes is about to be put."""
@@ -319,7 +328,7 @@ class Delivery:
 
     def look(self, now: float) -> float:
         """Do what is due, and answer when to look again."""
-        self.see_to_pending()  # the port itself may have pushed something, to ask a half-closed client
+        self._see_to_pending()  # the port itself may have pushed something, to ask a half-closed client
         again = self._look_at_silence(now)  # first: a heartbeat may be what the reader does not take
         return min(again, self._look_at_reader(now))
 
@@ -373,7 +382,7 @@ class Delivery:
             try:
                 self.begin()
                 self._write_through(HEARTBEAT, now)
-                self.see_to_pending()
+                self._see_to_pending()
             except ClientGone:
                 self._gone()
         return now + after

@@ -7,7 +7,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from ..contract import Ending, InternalRequest, Outcome, Phase, Style
 from ..wire import AgentRelay, NamedRelay, OllamaRelay, StreamRelay, Usage
@@ -238,10 +238,6 @@ class Tally:
         )
 
 
-_COLON: Final = ord(":")
-_LINE_END: Final = ord("\n")
-
-
 class EventMarks:
     """Where events end in the bytes that a client's socket accepted.
 
@@ -258,8 +254,10 @@ class EventMarks:
         self._comment = False
         self._half_blank = False
 
-    def add(self, start: int, piece: bytes, joined: Sequence[tuple[int, int]] = ()) -> None:
-        """Note the events that end in the next piece of the stream. Comments are no events.
+    def add(self, start: int, piece: bytes, joined: Sequence[tuple[int, int]] = ()) -> int:
+        """Note the events that end in the next piece of the stream, and answer how many are kept by now.
+
+        Comments are no events.
 
         Args:
             start: offset of its first byte.
@@ -267,8 +265,11 @@ class EventMarks:
         """
         if joined:
             self._joined += [(start + end, more) for end, more in joined]
-        if self._fresh and self._add_lines(start, piece):
-            return
+        if not (self._fresh and self._add_lines(start, piece)):
+            self._add_any(start, piece)
+        return len(self._ends)
+
+    def _add_any(self, start: int, piece: bytes) -> None:
         at = 0
         if self._half_blank and piece.startswith(b"\n"):
             at = 1
@@ -288,14 +289,18 @@ class EventMarks:
         """Note the events of a piece that is nothing but events of one line each; else answer False."""
         ends: list[int] = []
         at, size = 0, len(piece)
-        while at < size:
-            if piece[at] == _COLON:
+        while True:
+            if piece.startswith(b":", at):
                 return False
             at = piece.find(b"\n", at) + 2
-            if at < 2 or at > size or piece[at - 1] != _LINE_END:
+            if at < 2 or not piece.startswith(b"\n", at - 1):
                 return False
+            if at == size:
+                break
             ends.append(start + at)
-        self._ends.extend(ends)
+        if ends:
+            self._ends.extend(ends)
+        self._ends.append(start + size)
         return True
 
     def _note_end(self, offset: int) -> None:

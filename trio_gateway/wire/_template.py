@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple, Self
 
-_SPACE: Final = rb"[ ]?+"
+_SPACE: Final = rb"[ ]*+"
 _MEMBER: Final = rb'"\w++":' + _SPACE + rb'(?:"[^"\\]*+"|[0-9]++|null),' + _SPACE
 _HEAD = re.compile(
     rb'\{(?:(?!"(?:choices|usage|error)")' + _MEMBER + rb")*+"
