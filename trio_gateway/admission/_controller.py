@@ -267,8 +267,11 @@ class Ticket:
     async def wait(self) -> Lease:
         """See TicketPort."""
         try:
-            with trio.CancelScope(deadline=self.limit):
-                await self._wake.wait()
+            if self._wake.is_set():  # as nearly always
+                await trio.lowlevel.checkpoint_if_cancelled()
+            else:
+                with trio.CancelScope(deadline=self.limit):
+                    await self._wake.wait()
         except BaseException:
             self.leave()
             raise
