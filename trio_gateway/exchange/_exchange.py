@@ -8,12 +8,12 @@ values; an exception out of here is a bug, and is settled as one.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import partial
+from types import TracebackType
 from typing import Final
 
 import trio
@@ -141,6 +141,32 @@ def admit(request: InternalRequest, parts: Parts) -> Admitted:
         raise
     parts.books.accept(waiting=ticket.waiting)
     return Admitted(ticket, charge)
+
+
+class _ReportingBugs:
+    """Reports exceptions that should not have happened: a fault of one exchange is nobody else's."""
+
+    __slots__ = ("_note_bug",)
+
+    def __init__(self, note_bug: Callable[[BaseException], None]) -> None:
+        self._note_bug = note_bug
+
+    def __enter__(self) -> None:
+        """Nothing happens on the way in."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if isinstance(exc, Exception):
+            self._note_bug(exc)
+            return True
+        if isinstance(exc, BaseExceptionGroup):  # a bug and a cancellation from outside
+            bugs, others = exc.split(Exception)
+            if bugs is not None:
+                self._note_bug(bugs)
+            if others is not None:
+                raise others from None
+        return False
 
 
 class Exchange:
@@ -318,30 +344,16 @@ class Exchange:
         self.task = trio.lowlevel.current_task()
         token = _CURRENT.set(self.request.exchange_id)
         try:
-            with self._reporting_bugs():
+            with _ReportingBugs(self._note_bug):
                 await self._live()
             ending = self._scope.ending or BUG
-            with self._reporting_bugs():
+            with _ReportingBugs(self._note_bug):
                 await self._say_farewell(ending)
             return ending
         finally:
             _CURRENT.reset(token)
             self._settle(self._scope.ending or SHUT_DOWN)
             self._fall_apart()
-
-    @contextlib.contextmanager
-    def _reporting_bugs(self) -> Iterator[None]:
-        """Report an exception that should not have happened: a fault of one exchange is nobody else's."""
-        try:
-            yield
-        except Exception as exc:
-            self._note_bug(exc)
-        except BaseExceptionGroup as group:  # a bug and a cancellation from outside
-            bugs, others = group.split(Exception)
-            if bugs is not None:
-                self._note_bug(bugs)
-            if others is not None:
-                raise others from None
 
     def _fail_at_bug(self, exc: Exception) -> None:
         self._note_bug(exc)
@@ -352,22 +364,22 @@ class Exchange:
         self._scope.note(BUG)
 
     async def _live(self) -> None:
-        with self._scope:
-            async with trio.open_nursery() as nursery:
-                self._delivery.start(nursery)
-                context = copy_context()
-                try:
-                    self._clock.start(context)
-                    self._client.on_leaving(partial(context.run, nursery.start_soon, self._watch_client))
-                    await self._serve(nursery)
-                except Refused as refused:
-                    await self._fail(refused.problem)
-                except ClientGone:
-                    self.end(GONE)
-                finally:
-                    # Both may start a task, which a closed nursery takes no more.
-                    self._clock.stop()
-                    self._client.on_leaving(None)
+        async with self._scope as nursery:
+            self._delivery.start(nursery)
+            context = copy_context()
+            try:
+                self._clock.start(context)
+                self._client.on_leaving(partial(context.run, nursery.start_soon, self._watch_client))
+                await self._serve(nursery)
+            except Refused as refused:
+                await self._fail(refused.problem)
+            except ClientGone:
+                self.end(GONE)
+            finally:
+                # Both may start a task, which a closed nursery takes no more.
+                self._clock.stop()
+                self._client.on_leaving(None)
+            if nursery.child_tasks:
                 nursery.cancel_scope.cancel()
 
     async def _watch_client(self) -> None:
@@ -555,7 +567,7 @@ class Exchange:
 
     def _settle(self, ending: Ending) -> None:
         """Settle the books, once; synchronous, so that nothing can come between."""
-        with self._reporting_bugs():
+        with _ReportingBugs(self._note_bug):
             self._note_delivery()
             self._delivery.note_rest()
         if not self._client.finished:
