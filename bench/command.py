@@ -152,19 +152,22 @@ def main(*scenarios: str) -> int:
     signal.signal(signal.SIGINT, _end_politely)
     signal.signal(signal.SIGTERM, _end_politely)
     chosen, options = _parse(sys.argv[1:], scenarios)
-    kept = True
+    kept, measured = True, True
     for name in chosen:
         _say(f"-- {name}")
         scenario = cast("Scenario", importlib.import_module(f"bench.scenarios.{name}"))
         try:
             report = scenario.run(options)
         except BenchError as error:
-            _say(f"bench: {error}")
-            return 2
+            _say(f"bench: {name} could not be measured: {error}")
+            measured = False
+            continue
         except KeyboardInterrupt:
             _say("bench: stopped; every process it had started was ended")
             return 130
         print(report.text())
         print(f"file {report.save(dataclasses.asdict(options))}\n", flush=True)
         kept = kept and report.kept
+    if not measured:
+        return 2
     return 0 if kept or not options.check else 1

@@ -234,6 +234,7 @@ def main() -> int:
             return 2
         measured = subprocess.run([sys.executable, "-m", "bench", *SCENARIOS, *others], check=False)
         if measured.returncode:
+            print("not written: run what is missing, then `python -m bench.page`", file=sys.stderr)
             return measured.returncode
     if not given.render:
         keep(SCENARIOS)

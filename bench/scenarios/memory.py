@@ -15,7 +15,7 @@ Measures    PSS of the gateway's process tree, once it has come to rest, less th
 Baseline    none.
 Expect      a waiting request under 20 KiB, an active stream under 40 KiB, a stalled one at most
             delivery.buffer_bytes (256 KiB) + 64 KiB. An idle connection has no limit here.
-Run         make bench SCENARIO=memory     (about 6 min on 2 cores)
+Run         make bench SCENARIO=memory     (about 4 min on 2 cores)
 Output      bench/results/<date>-memory-<commit>.json, with machine facts.
 """
 

@@ -36,7 +36,7 @@ Expect      paced: pass-through at most 1.1 and full at most 1.25 times the bett
             better router's and 1 ms. A proxy to which less than 98 % of the paced tokens came in
             their window, or that used over 97 % of a core for them, fell behind and read several
             at once, which flatters it: such a run does not count, take fewer --streams.
-Run         make bench SCENARIO=overhead     (about 30 min on 2 cores)
+Run         make bench SCENARIO=overhead     (30 to 50 min on 2 cores)
 Output      bench/results/<date>-overhead-<commit>.json, with machine facts.
 """
 

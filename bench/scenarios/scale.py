@@ -19,7 +19,7 @@ Expect      less than 1.5 times it for tokens and requests, from 64 to 4,000 str
             256 workers; every answer whole. Waiters have no limit here; what they cost is told.
 Before      8,500 descriptors for a process, and 21,000 for 10,000 that wait (a connection is counted with
             one to an engine); with fewer, as many wait as can.
-Run         make bench SCENARIO=scale     (about 15 min on 2 cores)
+Run         make bench SCENARIO=scale     (about 30 min on 2 cores)
 Output      bench/results/<date>-scale-<commit>.json, with machine facts.
 """
 
