@@ -38,6 +38,7 @@ _USAGE = re.compile(
 )
 _USAGE_NAME: Final = b'"usage"'
 _DATA: Final = b"data: "
+_BLANK: Final = b"\n\n"
 _END: Final = b"}\n\n"
 
 
@@ -100,29 +101,31 @@ class Template(NamedTuple):
     def render(self, data: bytes, *, keep_usage: bool) -> Rendered | None:
         """Edit whole events; None: not all of them have the form."""
         before, after, instead = self
-        texts = data.split(before)
-        if texts[0] or len(texts) == 1:
-            return None
-        end, fixed, usage = after + _END, len(after), None
-        edited = before != instead
-        for number, text in enumerate(texts):
-            if not number:
-                continue
-            if text.endswith(end):
-                size = len(text) - len(end)
-            else:
-                size = text.find(after)
-                counts = _USAGE.match(text, size + fixed) if size > 0 else None
-                if counts is None or counts.end() != len(text) - 2 or not text.endswith(_END):
-                    return None
-                usage = counts
-                if not keep_usage:
-                    texts[number] = text[:size] + end
-                    edited = True
-            if not size or not _TEXT.fullmatch(text, 0, size):
+        end = after + _END
+        skip, fixed, width, size = len(before), len(after), len(end), len(data)
+        edited, usage = before != instead, None
+        out: list[bytes] = []
+        at = events = 0
+        while at < size:
+            text = _TEXT.match(data, at + skip) if data.startswith(before, at) else None
+            if text is None:
                 return None
-        return Rendered(
-            instead.join(texts) if edited else data,
-            len(texts) - 1,
-            None if usage is None else b"{" + usage[1] + b"}",
-        )
+            at = text.end()
+            out += (instead, text[0], end)
+            events += 1
+            if data.startswith(end, at):
+                at += width
+                continue
+            counts = _USAGE.match(data, at + fixed) if data.startswith(after, at) else None
+            if counts is None or not data.startswith(_BLANK, counts.end()):
+                return None
+            usage = counts
+            if keep_usage:
+                out[-1] = data[at : counts.end() + 2]
+            else:
+                edited = True
+            at = counts.end() + 2
+        if not events:
+            return None
+        data = b"".join(out) if edited else data
+        return Rendered(data, events, None if usage is None else b"{" + usage[1] + b"}")
