@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_gateway.flow import EpollPoller, ReadLoop
-from trio_gateway.flow._read_loop import STEPS_A_TURN
+from trio_gateway.flow._read_loop import GATHER, STEPS_A_TURN
 from trio_gateway.testing import FakePoller
 
 
@@ -363,8 +364,31 @@ async def test_a_lone_stream_is_read_at_once_and_dense_ones_are_gathered(autojum
         lone.say("b")  # within no time after the last
         await wait_all_tasks_blocked()
         assert lone.taken == ["a"]
-        await trio.sleep(0.0006)
+        await trio.sleep(GATHER * 1.1)
         assert lone.taken == ["a", "b"]
+
+
+async def test_bursts_with_nothing_between_them_are_waited_after_less_and_less(
+    autojump_clock: MockClock,
+) -> None:
+    async with looping() as (loop, poller, nursery):
+        streams = [Stream(loop, poller) for _ in range(30)]
+        for stream in streams:
+            nursery.start_soon(stream.read)
+        await wait_all_tasks_blocked()
+        slept = []
+        for _ in range(40):
+            began = trio.current_time()
+            for stream in streams:
+                stream.say("a")
+            await trio.sleep(GATHER * 3)
+            # While the loop waits for more it does not wait for its poller.
+            slept.append(poller.waited_since - began)
+        waits = [number for number, seconds in enumerate(slept) if seconds > 0]
+        gaps = [after - before for before, after in itertools.pairwise(waits)]
+        assert gaps == sorted(gaps)
+        assert len(waits) < 10
+        assert all(len(stream.taken) == 40 for stream in streams)
 
 
 # Real descriptors -------------------------------------------------------------------------------------------

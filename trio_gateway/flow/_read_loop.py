@@ -13,8 +13,8 @@ The rules that make that safe:
 - What a step raises is raised in the task whose stream it is. No stream ends the loop,
   and if the loop ends, each that is attached goes on by itself.
 - After 64 steps, or a millisecond, all other tasks have their turn.
-- Where streams come densely, the loop waits half a millisecond before it looks again,
-  so that one look finds several. A lone stream never waits.
+- Where tokens come densely, the loop waits a millisecond before it looks again, so that
+  one look finds several. A lone stream never waits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..units import MILLISECONDS
 
 STEPS_A_TURN: Final = 64
 TURN: Final = 1 * MILLISECONDS
-GATHER: Final = 0.5 * MILLISECONDS
+GATHER: Final = 1 * MILLISECONDS
 DENSE: Final = 2  # steps expected within that time, from which on it pays
 
 MOST_WARY: Final = 63  # times in a row that it is not done, after it was in vain

@@ -16,11 +16,13 @@ class FakePoller:
     Attributes:
         watched: numbers that are watched right now.
         broken: whether nothing can be watched.
+        waited_since: when somebody last began to wait, Trio clock seconds.
     """
 
     def __init__(self) -> None:
         self.watched: Final[set[int]] = set()
         self.broken = False
+        self.waited_since = 0.0
         self._readable: dict[int, None] = {}  # in the order in which they became so
         self._numbers = count(1000)
         self._changed = trio.lowlevel.ParkingLot()
@@ -59,6 +61,7 @@ class FakePoller:
 
     async def wait(self) -> None:
         """See Poller."""
+        self.waited_since = trio.current_time()
         await trio.lowlevel.checkpoint()
         while not self.watched.intersection(self._readable):
             await self._changed.park()
