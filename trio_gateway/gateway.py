@@ -64,6 +64,7 @@ from .fleet import (
     Fleet,
     FleetWatch,
     NamedWorkers,
+    PodWorkers,
     Registrations,
     RegistrationSettings,
     WatchSettings,
@@ -84,6 +85,7 @@ from .operations import (
     fleet_settings,
     generate_settings,
     keys_of,
+    kubernetes_access,
     limits_of,
     make_callers,
     make_keyring,
@@ -108,7 +110,7 @@ from .telemetry import (
 )
 from .tenancy import Follower, RateBook, open_roster
 from .units import MiB
-from .upstream import ConnectionPool, HttpEngine, ask, follow, order, resolve
+from .upstream import ConnectionPool, HttpEngine, ask, follow, get, order, resolve
 
 ENDS: Final = (signal.SIGTERM, signal.SIGINT)
 IDLE_EXPIRY: Final = 3.0  # seconds; engines close idle connections after 5
@@ -174,6 +176,14 @@ class Gateway:
             [make_worker(worker) for worker in settings.workers if worker.dns],
             settings.fleet.dns_interval,
             resolve,
+            self.fleet_watch.begin,
+            self._note_worker,
+        )
+        self.pod_workers: Final = PodWorkers(
+            self.fleet,
+            [(make_worker(worker), worker.pods) for worker in settings.workers if worker.pods is not None],
+            kubernetes_access(settings),
+            get,
             self.fleet_watch.begin,
             self._note_worker,
         )
@@ -282,8 +292,15 @@ class Gateway:
     ) -> None:
         """Start every task of the gateway, and accept connections."""
         self._nursery = nursery
-        watches = (self.watch.run, self.fleet_watch.run, self.named_workers.run, self.loop_watch.run)
-        for task in (*watches, self.clocks.run, self.drain.run, self.admission.run, self._sweep):
+        watches = (self.watch.run, self.fleet_watch.run, self.named_workers.run, self.pod_workers.run)
+        for task in (
+            *watches,
+            self.loop_watch.run,
+            self.clocks.run,
+            self.drain.run,
+            self.admission.run,
+            self._sweep,
+        ):
             nursery.start_soon(task)
         if self.read_loop is not None:
             nursery.start_soon(self.read_loop.run)
@@ -704,7 +721,7 @@ def _make_ledger(settings: Settings, boot_id: str, log: Log) -> Ledger | None:
 
 def _make_fleet(settings: Settings) -> Fleet:
     return Fleet(
-        [make_worker(worker) for worker in settings.workers if not worker.dns],
+        [make_worker(worker) for worker in settings.workers if not worker.many],
         routes_of(settings),
         trio.current_time,
         fleet_settings(settings),

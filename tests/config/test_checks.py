@@ -190,6 +190,14 @@ def key(members: str) -> str:
             "5: workers.gpu-0.dns: has no use: the url has no name that could be resolved",
         ),
         (
+            WORKER.replace("127.0.0.1", "vllm.example") + "dns = true\npods = 'app=vllm'",
+            "6: workers.gpu-0.pods: can not stand beside dns: workers are found by the one or the other",
+        ),
+        (
+            WORKER.replace("http://127.0.0.1:8000", "http+unix:///run/a.sock") + "pods = 'app=vllm'",
+            "5: workers.gpu-0.pods: has no use: the url is a socket of this machine, and pods are elsewhere",
+        ),
+        (
             AGENT,
             "1: workers.gpu-0.api_key_file: must be given for an agent: the file with the secret by which it "
             "knows its gateways",

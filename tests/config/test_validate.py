@@ -29,8 +29,8 @@ DURATION = 'must be a number of seconds or a string such as "1.5 s"'
         (
             "zzzzzz = 1",
             "1: zzzzzz: unknown key; known here: server, admin, internal, workers, models, tenants, limits, "
-            "admission, deadlines, retry, breaker, probes, fleet, delivery, stream, websocket, shutdown, "
-            "database, log",
+            "admission, deadlines, retry, breaker, probes, fleet, kubernetes, delivery, stream, websocket, "
+            "shutdown, database, log",
         ),
         ("[log]\nLEVEL = 'info'", '2: log.LEVEL: unknown key; did you mean "level"?'),
         (
@@ -209,6 +209,23 @@ def test_a_section_of_a_later_version_without_keys_says_nothing_and_is_allowed()
             "[fleet]\nheartbeat_interval = '2h'\nttl = '5h'",
             '2: fleet.heartbeat_interval: must be less than or equal to 3600, not "2h"',
         ),
+        (WORKER + "pods = ''", "5: workers.gpu-0.pods: chooses every pod of the namespace: name a label"),
+        *(
+            (WORKER + f"pods = '{selector}'", "5: workers.gpu-0.pods: must be a label selector such as")
+            for selector in ("app=v,", "=v", "app in v", "app in (v", "a b", "app=-v", "app=v&limit=1")
+        ),
+        *(
+            (f"[kubernetes]\napi = '{url}'", f"2: kubernetes.api: {why}")
+            for url, why in (
+                ("http://10.0.0.1", "must be https: the token would go over the network in clear text"),
+                ("kubernetes.default.svc", 'must be a URL such as "https://kubernetes.default.svc"'),
+                ("https://h:99999", 'must be a URL such as "https://kubernetes.default.svc"'),
+                ("https://u@h", "must end after the host or port, without user info"),
+                ("https://h/api", "must end after the host or port, without user info"),
+            )
+        ),
+        ("[kubernetes]\nnamespace = 'A'", "2: kubernetes.namespace: must be the name of a namespace"),
+        ("[kubernetes]\nslots_key = 'a/b/c'", "2: kubernetes.slots_key: must be the name of an annotation"),
         (WORKER + "dns = 1", "5: workers.gpu-0.dns: must be true or false"),
         (MODEL + "fallbacks = 'n'", "3: models.m.fallbacks: must be a list"),
         (MODEL + "fallbacks = ['*']", '3: models.m.fallbacks[0]: must not be "*", by which tenants mean'),

@@ -13,6 +13,8 @@ from trio_gateway.config._database import DatabaseUrl, parse_database_url
 from trio_gateway.config._explain import explain
 from trio_gateway.config._fields import Section
 from trio_gateway.config._key_table import judge_tenant, key_table, parse_expiry
+from trio_gateway.config._kubernetes import ACCOUNT as SERVICE_ACCOUNT
+from trio_gateway.config._kubernetes import KubernetesSettings
 from trio_gateway.config._load import load_settings, names_database, parse_settings
 from trio_gateway.config._problems import ConfigurationError, Problem, quoted_key
 from trio_gateway.config._reference import reference_page
@@ -50,6 +52,7 @@ __all__ = [
     "CANCEL_GRACE",
     "DEFAULT_SLOTS",
     "LIVE",
+    "SERVICE_ACCOUNT",
     "AdminSettings",
     "AdmissionSettings",
     "Bind",
@@ -63,6 +66,7 @@ __all__ = [
     "FleetSettings",
     "InternalSettings",
     "KeySettings",
+    "KubernetesSettings",
     "LimitsSettings",
     "LogSettings",
     "Merged",

@@ -250,8 +250,17 @@ def _check_workers(draft: Draft, report: Report) -> None:
             report.add(("workers", index, "ca"), "has no use: the url is not https")
         if worker.dns and not worker.endpoint.named:
             report.add(("workers", index, "dns"), "has no use: the url has no name that could be resolved")
+        if worker.pods is not None:
+            _check_pods(("workers", index), worker, report)
         if worker.kind == "agent":
             _check_agent(("workers", index), worker, report)
+
+
+def _check_pods(path: Path, worker: WorkerSettings, report: Report) -> None:
+    if worker.dns:
+        report.add((*path, "pods"), "can not stand beside dns: workers are found by the one or the other")
+    if worker.endpoint.host is None:
+        report.add((*path, "pods"), "has no use: the url is a socket of this machine, and pods are elsewhere")
 
 
 def _check_agent(path: Path, worker: WorkerSettings, report: Report) -> None:

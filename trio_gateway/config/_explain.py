@@ -77,6 +77,8 @@ def _notes(settings: Settings) -> Iterator[str]:
     for worker in settings.workers:
         if worker.dns:
             yield f"worker {worker.id} is as many workers as {worker.endpoint.host} has addresses."
+        if worker.pods is not None:
+            yield f"worker {worker.id} is as many workers as ready pods have the labels {worker.pods}."
     if registering and all(network.is_loopback for network in settings.internal.allowed_networks):
         yield "internal.allowed_networks has only loopback addresses; no other machine's worker can register."
     if not settings.models:

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from trio_gateway.config._certificates import what_is_wrong
 from trio_gateway.config._checks import check
 from trio_gateway.config._document import TABLE_LISTS, Document, Override, parse_document, read_overrides
+from trio_gateway.config._kubernetes import KubernetesSettings
 from trio_gateway.config._problems import ConfigurationError, Path, Problem, dotted
 from trio_gateway.config._sections import (
     DatabaseSettings,
@@ -146,6 +147,9 @@ def assemble(
         database = _with_places(database, folder)
     if isinstance(telemetry, TelemetrySettings):
         telemetry = _with_otlp_headers(telemetry, report, folder)
+    kubernetes = draft.sections.get("kubernetes")
+    if isinstance(kubernetes, KubernetesSettings):
+        kubernetes = _with_account(kubernetes, folder)
     if report.problems:
         raise ConfigurationError(
             sorted(report.problems, key=lambda problem: _reading_order(problem, document))
@@ -156,6 +160,7 @@ def assemble(
         "internal": internal,
         "database": database,
         "telemetry": telemetry,
+        "kubernetes": kubernetes,
         "workers": workers,
     }
     parts: dict[str, Any] = {**draft.sections, **lists, **files}
@@ -284,6 +289,12 @@ def _with_places(database: DatabaseSettings, folder: FilePath) -> DatabaseSettin
         "journal": str(folder.absolute() / database.journal),
     }
     return database.model_copy(update=places)
+
+
+def _with_account(kubernetes: KubernetesSettings, folder: FilePath) -> KubernetesSettings:
+    """Let the paths of the service account count from everywhere; they are read when they are needed."""
+    places = {key: str(folder.absolute() / getattr(kubernetes, key)) for key in ("token_file", "ca")}
+    return kubernetes.model_copy(update=places)
 
 
 def _hint_at(folder: FilePath, name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trio_gateway.config._fields import Section
+from trio_gateway.config._kubernetes import KubernetesSettings
 from trio_gateway.config._sections import (
     AdminSettings,
     AdmissionSettings,
@@ -45,6 +46,7 @@ class Settings(Section):
     breaker: BreakerSettings = BreakerSettings()
     probes: ProbesSettings = ProbesSettings()
     fleet: FleetSettings = FleetSettings()
+    kubernetes: KubernetesSettings = KubernetesSettings()
     delivery: DeliverySettings = DeliverySettings()
     stream: StreamSettings = StreamSettings()
     websocket: WebSocketSettings = WebSocketSettings()

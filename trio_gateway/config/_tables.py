@@ -24,6 +24,7 @@ from trio_gateway.config._fields import (
     seconds,
     switch,
 )
+from trio_gateway.config._kubernetes import check_selector
 
 Tier = Literal["interactive", "standard", "batch"]
 """Priority classes, most urgent first."""
@@ -105,6 +106,15 @@ class WorkerSettings(Section):
         bool,
         switch("Makes a worker of its own out of each address that the name in `url` has, now and later."),
     ] = False
+    pods: Annotated[
+        Annotated[str, AfterValidator(check_selector)] | None,
+        about(
+            "label selector",
+            'Makes a worker of its own out of each ready pod with these labels, such as "app=vllm", now and '
+            "later; the port is that of `url`, whose name goes into the Host header and is looked for in "
+            "certificates.",
+        ),
+    ] = None
     slots: Annotated[
         int | None,
         about(
@@ -154,6 +164,11 @@ class WorkerSettings(Section):
     ] = Field(default_factory=lambda known: CANCEL_GRACE[known["kind"]])
     api_key: SecretStr | None = Field(default=None, exclude=True)
     ca_pem: str | None = Field(default=None, exclude=True, repr=False)
+
+    @property
+    def many(self) -> bool:
+        """Whether it stands for any number of workers, which are found while the gateway runs."""
+        return self.dns or self.pods is not None
 
     @cached_property
     def endpoint(self) -> Endpoint:

@@ -4,6 +4,7 @@ from ._book import DRAINED, EJECTED, UNTOUCHED, FleetSettings, WorkerBook
 from ._breaker import BreakerState, Transition
 from ._dialects import DIALECTS
 from ._drain import DrainKeeper
+from ._kubernetes import KubernetesAccess, PodWorkers
 from ._names import NamedWorkers
 from ._registrations import Registrations, RegistrationSettings, Turned
 from ._registry import Fleet, Route
@@ -19,7 +20,9 @@ __all__ = [
     "Fleet",
     "FleetSettings",
     "FleetWatch",
+    "KubernetesAccess",
     "NamedWorkers",
+    "PodWorkers",
     "RegistrationSettings",
     "Registrations",
     "Route",

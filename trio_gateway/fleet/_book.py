@@ -65,6 +65,7 @@ class WorkerBook:
         models: names that it reports; None: nobody asked it yet.
         expires_at: when a registered worker is forgotten unless it says something; None: a static one.
         operator: what an operator did to it: `UNTOUCHED`, `DRAINED` or `EJECTED`.
+        withheld: why nothing new is placed here, as whoever runs the worker says; None: nothing is said.
         earlier: what it was described as before it was described anew, while leases name that.
     """
 
@@ -88,6 +89,7 @@ class WorkerBook:
         self.expires_at: float | None = None
         self.removed = False
         self.operator = UNTOUCHED
+        self.withheld: str | None = None
         self.earlier: list[Worker] = []
         self._running: Counter[str] = Counter()  # attempts here, running or draining, by exchange
         self._ended: dict[str, float] = {}  # exchanges that were, and until when it matters
@@ -188,8 +190,8 @@ class WorkerBook:
 
     @property
     def placeable(self) -> bool:
-        """Whether anything may be placed here, as far as the file and operators are concerned."""
-        return not self.removed and self.operator == UNTOUCHED
+        """Whether anything may be placed here, as far as the file, operators and its pod are concerned."""
+        return not self.removed and self.operator == UNTOUCHED and self.withheld is None
 
     def ready(self, now: float) -> bool:
         """Whether it takes work at all: busy is ready, half-open is ready."""

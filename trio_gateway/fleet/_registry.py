@@ -156,6 +156,15 @@ class Fleet:
         self.changed()
         return before
 
+    def withhold(self, worker_id: str, why: str | None) -> None:
+        """Place nothing new at a worker, whatever operators say of it; None: it gets requests again.
+
+        Raises:
+            KeyError: there is no such worker.
+        """
+        self.books[worker_id].withheld = why
+        self.changed()
+
     def remove(self, worker_id: str) -> WorkerBook | None:
         """Place nothing more at a worker; what runs there may finish."""
         book = self.books.pop(worker_id, None)

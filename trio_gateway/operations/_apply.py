@@ -58,8 +58,8 @@ async def prepare(house: House, before: Settings, settings: Settings) -> Prepare
     Args:
         settings: all that is to be in force afterwards.
     """
-    old = {worker.id: worker for worker in before.workers if not worker.dns}
-    new = {worker.id: worker for worker in settings.workers if not worker.dns}
+    old = {worker.id: worker for worker in before.workers if not worker.many}
+    new = {worker.id: worker for worker in settings.workers if not worker.many}
     added = [worker for id_, worker in new.items() if id_ not in old or is_another(old[id_], worker)]
     described = [worker for id_, worker in new.items() if worker not in added and old[id_] != worker]
     merger = TenantMerger(settings.tenants)
@@ -123,7 +123,7 @@ def _change_limits(house: House, settings: Settings) -> None:
 
 def _change_workers(house: House, prepared: Prepared) -> None:
     fleet, settings = house.fleet, prepared.settings
-    house.registrations.reserve(worker.id for worker in settings.workers if not worker.dns)
+    house.registrations.reserve(worker.id for worker in settings.workers if not worker.many)
     for name in prepared.removed:
         fleet.remove(name)
         house.log.write("info", "worker", worker=name, detail="removed from the configuration")

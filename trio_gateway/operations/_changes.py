@@ -113,8 +113,8 @@ def _of_table(name: str, before: Iterable[Entry], after: Iterable[Entry]) -> Ite
 
 
 def _is_fixed(entry: Entry | None) -> bool:
-    """Whether an entry counts from the start of the process only: a name that many workers stand behind."""
-    return isinstance(entry, WorkerSettings) and entry.dns
+    """Whether an entry counts from the start of the process only: a name or selector of many."""
+    return isinstance(entry, WorkerSettings) and entry.many
 
 
 def _opens_admin(old: Settings, new: Settings) -> bool:

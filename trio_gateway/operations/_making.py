@@ -10,6 +10,7 @@ from typing import Final
 from ..admission import TIERS, AdmissionLimits, TenantShare
 from ..config import (
     DEFAULT_SLOTS,
+    SERVICE_ACCOUNT,
     KeySettings,
     Settings,
     TenantMerger,
@@ -19,7 +20,7 @@ from ..config import (
 from ..contract import Worker
 from ..edge import GenerateSettings, KeepTerms, ServerLimits, SocketLimits, SocketSettings, TokenSettings
 from ..exchange import AttemptLimits, DeliveryLimits, ExchangeLimits
-from ..fleet import DIALECTS, FleetSettings, Route
+from ..fleet import DIALECTS, FleetSettings, KubernetesAccess, Route
 from ..tenancy import Caller, Keyring, RateLimits, Stored, Tenant
 from ..upstream import UpstreamLimits
 
@@ -49,6 +50,19 @@ def make_worker(worker: WorkerSettings) -> Worker:
         weight=worker.weight,
         labels=frozenset(worker.labels),
         slots_unknown=worker.slots is None,
+    )
+
+
+def kubernetes_access(settings: Settings) -> KubernetesAccess:
+    """Say how to reach the API of Kubernetes. The token is for https alone."""
+    known = settings.kubernetes
+    return KubernetesAccess(
+        api=known.api,
+        token_file=known.token_file if known.api.startswith("https:") else None,
+        ca_file=known.ca,
+        namespace=known.namespace,
+        namespace_file=f"{SERVICE_ACCOUNT}/namespace",
+        slots_key=known.slots_key,
     )
 
 

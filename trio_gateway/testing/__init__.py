@@ -17,6 +17,7 @@ Modules in the order of reading::
     _client             the client, over _client_answers and _event_stream
     _messages           strict HTTP/1.1 reading, for both sides
     _ports, _tls        bad addresses, certificates
+    _kubernetes         the API that tells of pods
     _fake_client        the ports of an exchange, over no socket:
     _fake_engine        clients, engines, and what tells that one said something:
     _fake_poller        a poller,
@@ -76,6 +77,9 @@ from ._fake_engine import FakeScripting as FakeScripting
 from ._fake_engine import plain_answer as plain_answer
 from ._fake_engine import unreachable as unreachable
 from ._fake_poller import FakePoller as FakePoller
+from ._kubernetes import KubernetesServer as KubernetesServer
+from ._kubernetes import make_pod as make_pod
+from ._kubernetes import open_kubernetes as open_kubernetes
 from ._llama import MODEL_NAME as MODEL_NAME
 from ._llama import MODEL_TITLE as MODEL_TITLE
 from ._llama import LocalEngine as LocalEngine

@@ -72,6 +72,20 @@ async def follow(worker: Worker, path: str, take: Callable[[bytes], bool]) -> No
         connection.abort()
 
 
+async def get(worker: Worker, path: str) -> Answer:
+    """Make one request; answers as soon as the head is there. The caller reads, and leaves it with ``with``.
+
+    Raises:
+        UpstreamFailed: as `ask`.
+    """
+    connection = await _connect(worker, path, "GET")
+    try:
+        return await _answer(connection)
+    except BaseException:
+        connection.abort()
+        raise
+
+
 async def _connect(worker: Worker, path: str, method: str) -> Connection:
     """Connect and send the request; the caller owns the connection."""
     headers = [(b"Host", worker.authority.encode("ascii")), (b"Accept", b"*/*"), (b"Connection", b"close")]
@@ -94,7 +108,7 @@ async def _connect(worker: Worker, path: str, method: str) -> Connection:
 
 async def _answer(connection: Connection) -> Answer:
     head, rest = await connection.receive_head()
-    return Answer(connection, head, rest, lambda: None, lambda connection: None)
+    return Answer(connection, head, rest, lambda: None, Connection.abort)
 
 
 async def resolve(host: str) -> list[str]:
