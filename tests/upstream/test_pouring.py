@@ -138,6 +138,19 @@ def test_any_framing_split_anywhere_gives_the_same_poured_by_a_loop_as_read_alon
         assert together[:3] == (body, True, None)
 
 
+@given(st.lists(st.binary(min_size=1, max_size=1500), max_size=6), st.booleans(), st.integers(0, 2))
+def test_chunks_that_come_one_by_one_are_taken_one_by_one(
+    pieces: list[bytes], upper: bool, half: int
+) -> None:
+    chunks = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]
+    if upper:
+        chunks = [chunk[: chunk.index(b"\r")].upper() + chunk[chunk.index(b"\r") :] for chunk in chunks]
+    if half and chunks:  # one that comes in two
+        chunks[:1] = [chunks[0][:half], chunks[0][half:]]
+    together, alone = both_ways(head(CHUNKED), [*chunks, b"0\r\n\r\n"], b"", 3)
+    assert together == alone == (b"".join(pieces), True, None, True, 1)
+
+
 async def test_a_connection_that_is_closed_while_a_loop_reads_it_is_detached_first() -> None:
     loop = ReadLoop()
     async with trio.open_nursery() as nursery:

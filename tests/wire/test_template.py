@@ -48,12 +48,12 @@ def test_events_of_a_form_are_renamed_and_lose_their_usage() -> None:
         framed(event("b", usage=USAGE), event("c"), event("d", usage=USAGE)), keep_usage=False
     )
     assert rendered is not None
-    values = [json.loads(line[6:]) for line in rendered.data.split(b"\n\n")[:-1]]
+    values = [json.loads(line[6:]) for line in rendered[0].split(b"\n\n")[:-1]]
     assert [value["choices"][0]["delta"]["content"] for value in values] == ["b", "c", "d"]
     assert [value["model"] for value in values] == [PUBLIC] * 3
     assert not any("usage" in value for value in values)
-    assert rendered.events == 3
-    assert json.loads(rendered.usage or b"") == {"usage": USAGE}
+    assert rendered[1] == 3
+    assert json.loads(rendered[2] or b"") == {"usage": USAGE}
 
 
 def test_usage_that_was_asked_for_stays_and_what_needs_no_edit_is_the_same_object() -> None:
@@ -63,8 +63,8 @@ def test_usage_that_was_asked_for_stays_and_what_needs_no_edit_is_the_same_objec
     data = framed(event("b", usage=USAGE), event("c"))
     rendered = form.render(data, keep_usage=True)
     assert rendered is not None
-    assert rendered.data is data
-    assert json.loads(rendered.usage or b"") == {"usage": USAGE}
+    assert rendered[0] is data
+    assert json.loads(rendered[2] or b"") == {"usage": USAGE}
 
 
 @pytest.mark.parametrize(
@@ -116,15 +116,15 @@ def test_blanks_in_front_of_values_are_of_the_form(blanks: bytes) -> None:
     spaced = event("a", usage=USAGE).replace(b":", b":" + blanks)
     rendered = learnt(spaced).render(framed(spaced), keep_usage=False)
     assert rendered is not None
-    assert json.loads(rendered.data[6:])["model"] == PUBLIC
-    assert b"usage" not in rendered.data
+    assert json.loads(rendered[0][6:])["model"] == PUBLIC
+    assert b"usage" not in rendered[0]
 
 
 def test_a_model_of_another_name_keeps_it() -> None:
     other = event("a").replace(NAMES[0], b'"someone-elses"')
     rendered = learnt(other).render(framed(other), keep_usage=False)
     assert rendered is not None
-    assert rendered.data == framed(other)
+    assert rendered[0] == framed(other)
 
 
 # Beside looking at each -----------------------------------------------------------------------------------

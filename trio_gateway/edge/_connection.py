@@ -33,11 +33,13 @@ class Connection:
         max_head: bytes of one request head.
 
     Attributes:
+        buffers: whether something stands between `write` and the socket; if not, nothing is ever `waiting`.
         written: bytes of callers that were taken, by the socket or into `waiting`.
         asks_after_fin: whether a client that ended its sending may still be reading.
     """
 
     asks_after_fin = True
+    buffers = False
 
     def __init__(self, stream: trio.SocketStream, hangup: Hangup, max_head: int) -> None:
         self._stream = stream

@@ -51,6 +51,7 @@ class HttpClient:
         latest: Callable[[], tuple[tuple[str, str], ...]] = tuple,
     ) -> None:
         self._connection = connection
+        self._buffers = connection.buffers
         self._modern = head.version == b"1.1"
         self._asks = self._modern and connection.asks_after_fin
         self._identity = identity
@@ -80,7 +81,7 @@ class HttpClient:
     @property
     def pending(self) -> int:
         """See ClientPort."""
-        return len(self._pending) + self._connection.waiting
+        return len(self._pending) + self._connection.waiting if self._buffers else len(self._pending)
 
     @property
     def ended(self) -> bool:

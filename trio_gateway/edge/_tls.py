@@ -155,6 +155,7 @@ class TlsConnection(Connection):
         context: of `server_context`.
     """
 
+    buffers = True
     asks_after_fin = False
 
     def __init__(

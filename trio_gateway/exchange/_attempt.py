@@ -515,8 +515,12 @@ class Attempt:
         else:
             now = before
         if block:
-            self._note_block(relay, block, before, now)
-            if not self._delivery.pass_through(block, now):
+            if (add_row := self._add_row) is not None:
+                add_row((now, len(block), relay.events))
+            delivery = self._delivery
+            if self._gapped is not None and now > before and not delivery.slow:
+                self._gapped(now - before)
+            if not delivery.pass_through(block, now):
                 return False
         return not relay.over
 

@@ -181,10 +181,17 @@ class Delivery:
         False: `catch_up` has to be awaited before anything else is handed over.
         """
         self._silent_since = now
-        if not self.flows or len(block) > (SLOW_PIECE if self._writing else PIECE):
-            self._untaken = block
-            return False
-        return self._write_through(block, now)
+        waiting = self._client.pending
+        if self._writing or waiting or len(block) > PIECE:
+            if not self.flows or len(block) > SLOW_PIECE:
+                self._untaken = block
+                return False
+            return self._write_through(block, now)
+        self._client.push(block)
+        if self._client.pending:
+            return self._note_pushed(now)
+        self.through += 1
+        return True
 
     async def catch_up(self) -> None:
         """Let a writer see to what the client did not take at once; waits while the channel is full."""

@@ -208,23 +208,21 @@ class ReadLoop:
 
     async def _read_all(self, ready: list[_Attached]) -> None:
         """Let each of them take a step; all other tasks have their turns in between."""
-        now = trio.current_time()
+        clock = trio.lowlevel.current_clock().current_time
+        now = clock()
         end = now + TURN
         for attached in ready:
             if now >= end:
                 await trio.lowlevel.checkpoint()
-                now = trio.current_time()
+                now = clock()
                 end = now + TURN
             if attached.task is not None:
-                self._step(attached, now)
-                now = trio.current_time()
-
-    def _step(self, attached: _Attached, now: float) -> None:
-        try:
-            if not attached.step(now):
-                self._wake(attached, True)
-        except Exception as exc:  # its own task's to judge
-            self._wake(attached, exc)
+                try:
+                    if not attached.step(now):
+                        self._wake(attached, True)
+                except Exception as exc:  # its own task's to judge
+                    self._wake(attached, exc)
+                now = clock()
 
     # -- who is read
 

@@ -241,13 +241,17 @@ class Answer:
 
     async def pour(self, take: Callable[[bytes, float], bool]) -> bool:
         """See EngineAnswer."""
-        wanted = True
+        wanted, alone = True, self._body.take_alone
 
         def unframe(data: bytes, now: float) -> bool:
             nonlocal wanted
             if not data:
                 self._closed_by_engine()
                 return False
+            piece = alone(data)
+            if piece is not None:
+                wanted = take(piece, now)
+                return wanted
             piece = self._unframe(data)
             if piece:
                 wanted = take(piece, now)

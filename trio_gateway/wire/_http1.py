@@ -278,6 +278,19 @@ class BodyReader:
             self.ended, self.rest = True, more
         return [piece]
 
+    def take_alone(self, data: bytes) -> bytes | None:
+        """Take in bytes if they are one small chunk, whole and alone, and answer what is in it; else None.
+
+        The cheapest way for a token that comes by itself; whatever else there is, `feed` takes.
+        """
+        if self._left or self._line or self._after_data or self._in_trailer or not self._chunked:
+            return None
+        start = data.find(b"\n", 0, _SMALL_LINE) + 1
+        size = _SMALL_SIZES.get(data[:start])
+        if size is None or start + size + 2 != len(data) or not data.endswith(b"\r\n"):
+            return None
+        return data[start:-2]
+
     def close(self) -> bool:
         """Take the end of the connection; answers whether that is a proper end of the body."""
         if self._until_close:

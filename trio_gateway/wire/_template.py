@@ -42,18 +42,9 @@ _BLANK: Final = b"\n\n"
 _END: Final = b"}\n\n"
 
 
-class Rendered(NamedTuple):
-    """Events that had the form.
-
-    Attributes:
-        data: for the client.
-        events: how many they are, all of which carry output.
-        usage: a JSON object with the last usage in them, as its only member; None: there was none.
-    """
-
-    data: bytes
-    events: int
-    usage: bytes | None
+Rendered = tuple[bytes, int, bytes | None]
+"""Events that had the form: for the client, how many there are, all of which carry output, and the last usage
+in them as the only member of a JSON object, if there was one."""
 
 
 class Template(NamedTuple):
@@ -102,6 +93,15 @@ class Template(NamedTuple):
         """Edit whole events; None: not all of them have the form."""
         before, after, instead = self
         end = after + _END
+        if (
+            data.startswith(before)
+            and data.endswith(end)
+            and _TEXT.fullmatch(data, len(before), -len(end) + len(data))
+        ):
+            # As most are that come alone: there is nothing to go through.
+            if before == instead:
+                return data, 1, None
+            return instead + data[len(before) :], 1, None
         skip, fixed, width, size = len(before), len(after), len(end), len(data)
         edited, usage = before != instead, None
         out: list[bytes] = []
@@ -128,4 +128,4 @@ class Template(NamedTuple):
         if not events:
             return None
         data = b"".join(out) if edited else data
-        return Rendered(data, events, None if usage is None else b"{" + usage[1] + b"}")
+        return data, events, None if usage is None else b"{" + usage[1] + b"}"
