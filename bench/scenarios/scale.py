@@ -25,6 +25,7 @@ Output      bench/results/<date>-scale-<commit>.json, with machine facts.
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ from ..report import Check, Report, with_quartiles
 STREAMS: Final = (64, 256, 1_000, 4_000)
 WORKERS: Final = (1, 16, 256)
 WAITERS: Final = (10, 100, 1_000, 10_000)
+EXPECTED: Final = {"streams": STREAMS, "workers": WORKERS}  # what may not grow much
 TOKENS_A_SECOND: Final = 8_000
 REQUESTS_A_SECOND: Final = 800
 WAITED_FOR_A_SECOND: Final = 400
@@ -152,7 +154,8 @@ def requests(
 
 
 def _whole(answer: Mapping[str, Any], asked: int) -> None:
-    if answer["good"] != asked:
+    """Expect every answer to be whole; a few more may have come in the window's last moment."""
+    if answer["good"] < asked or answer["broken"]:
         raise BenchError(f"of {asked} answers {answer['good']} were whole: {answer['broken']}")
 
 
@@ -169,9 +172,10 @@ def _report(costs: Costs, failed: list[str]) -> Report:
         for number, told in found.items():
             cells = (f"{number:,}", with_quartiles(told), f"{middle[number] / least:.2f}")
             report.rows.append((f"a {unit}, by {grows}", *cells))
-        if grows != "waiters":
-            ratio = max(middle.values()) / least
-            what = f"a {unit}, from {min(middle):,} to {max(middle):,} {grows}"
+        if grows in EXPECTED:
+            first, *_, last = EXPECTED[grows]
+            ratio = max(middle.values()) / least if {first, last} <= set(middle) else math.inf
+            what = f"a {unit}, from {first:,} to {last:,} {grows}"
             report.checks.append(Check.at_most(what, ratio, LIMIT, "x"))
     report.checks.append(Check.exactly("parts that could not be measured", len(failed), 0, ""))
     report.notes += failed
