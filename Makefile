@@ -17,6 +17,12 @@ RUN := $(VENV)/bin/python
 STAMPS := $(VENV)/.stamps
 ARGS ?=
 
+# What builds images: podman, docker or buildah. The format of Docker keeps the health check, that of OCI has none.
+BUILDER ?= podman
+IMAGE ?= trio-gateway
+BUILD_IMAGE = $(BUILDER) build $(if $(findstring docker,$(BUILDER)),,--format docker) \
+  $(if $(BASE),--build-arg BASE_IMAGE=$(BASE)) $(ARGS) --file Containerfile
+
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 # Whatever else pip is configured to look at: a file whose hash is not listed is not installed.
 PINNED := $(PIP) install --require-hashes
@@ -86,6 +92,19 @@ guard: environment ## fail if a token costs a quarter more than it did, in times
 .PHONY: fuzz
 fuzz: environment $(STAMPS)/fuzz ## give all readers mutated bytes, guided by coverage (TARGET=name: one; SECONDS_EACH=600)
 	@$(RUN) -m fuzz $(TARGET) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(ARGS)
+
+.PHONY: image
+image: ## build the container image (BUILDER=docker, IMAGE=name, BASE=image, ARGS=options of the builder)
+	@$(BUILD_IMAGE) --tag $(IMAGE) .
+
+.PHONY: sbom
+sbom: ## write what is installed in the image to build/sbom.cdx.json, as CycloneDX (TO=folder; else as image)
+	@$(BUILD_IMAGE) --target sbom --output $(or $(TO),build) .
+	@printf 'written: %s/sbom.cdx.json\n' "$(or $(TO),build)"
+
+.PHONY: container
+container: environment ## build the image on a base of Debian's packages, and run it (needs root, buildah, debootstrap, runc)
+	@TRIO_GATEWAY_CONTAINER=1 $(RUN) -m pytest --no-header -ra tests/container $(ARGS)
 
 .PHONY: docs
 docs: $(STAMPS)/dev ## check that every link inside the documentation leads somewhere
@@ -162,6 +181,7 @@ constraints: $(STAMPS)/tools ## write the pins anew from pyproject.toml (UPGRADE
 	@$(COMPILE) pyproject.toml --extra fuzz -c constraints/dev.txt -o constraints/fuzz.txt
 	@$(COMPILE) constraints/build.in -c constraints/dev.txt -o constraints/build.txt
 	@$(COMPILE) constraints/model.in --no-deps -o constraints/model.txt
+	@$(COMPILE) constraints/sbom.in -c constraints/dev.txt -c constraints/build.txt -o constraints/sbom.txt
 	@$(COMPILE) constraints/tools.in -o constraints/tools.txt
 	@printf 'constraints/ is up to date with pyproject.toml\n'
 
