@@ -21,6 +21,7 @@ from trio_gateway.fleet._choice import (
     SHARED,
     Candidate,
     choose,
+    drawn,
     in_order,
     looks,
     prefix_keys,
@@ -316,3 +317,21 @@ def test_any_bytes_have_keys_that_choose_accepts(body: dict[str, bytes]) -> None
     assert len(set(keys)) == len(keys)
     for key in itertools.chain(keys, session_keys("\N{SNOWMAN}" * 200, "acme")):
         assert choose(fleet(0, 0), no_dice, keys=(key,)) is not None
+
+
+# Of many only some ----------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 60), st.integers(0, 60), st.randoms(use_true_random=False))
+def test_so_many_are_drawn_in_order_and_none_twice(count: int, more: int, random_: random.Random) -> None:
+    items = list(range(count + more))
+    found = drawn(items, count, random_.random)
+    assert len(found) == count
+    assert found == sorted(set(found))
+    assert set(found) <= set(items)
+
+
+def test_each_is_drawn_as_often_as_any_other() -> None:
+    dice = random.Random(7)
+    counts = Counter(at for _ in range(20_000) for at in drawn(range(10), 3, dice.random))
+    assert all(5_700 < counts[at] < 6_300 for at in range(10))

@@ -63,6 +63,31 @@ async def test_what_drains_takes_room_but_makes_no_worker_look_busier() -> None:
     assert choose(fleet) == "w1"
 
 
+async def test_of_hundreds_the_only_one_with_room_is_found() -> None:
+    workers = [make_worker(f"w{number}", slots=1) for number in range(300)]
+    found = Fleet(workers, [Route("m1", "m1")], trio.current_time)
+    placed = []
+    for _ in workers:
+        worker = found.choose(make_request(), frozenset())
+        assert worker is not None
+        found.hold(make_request(), worker)
+        placed.append(worker.id)
+    assert len(set(placed)) == len(workers)
+    assert found.choose(make_request(), frozenset()) is None
+
+
+async def test_of_hundreds_a_little_loaded_one_is_taken_and_not_always_the_same() -> None:
+    workers = [make_worker(f"w{number}", slots=8) for number in range(300)]
+    found = Fleet(workers, [Route("m1", "m1")], trio.current_time)
+    for worker in workers[::2]:
+        for _ in range(4):
+            found.hold(make_request(), worker)
+    idle = {worker.id for worker in workers[1::2]}
+    taken = {choose(found) for _ in range(50)}
+    assert taken <= idle
+    assert len(taken) > 5
+
+
 async def test_a_full_worker_is_not_taken() -> None:
     fleet = fleet_of(make_worker("w1", slots=1), make_worker("w2", slots=1))
     held = [place(fleet) for _ in range(2)]

@@ -18,6 +18,10 @@
    would be better still, but where workers tell all gateways at once, everybody would
    follow the news; a half does little harm. docs/decisions/0017 has the figures.)
 
+Of many workers only some are looked at, if no key leads to one: the least loaded of 32 that were drawn is
+nearly that of thousands (and it is better that not everybody takes the same), and all of them would cost
+3 us each.
+
 Equal workers are taken in file order.
 """
 
@@ -27,7 +31,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from ..contract import RawJson
 
@@ -35,9 +39,14 @@ BOUND: Final = 1.15  # times the mean load, up to which a worker is taken for it
 LIGHT: Final = 0.25  # share of its slots below which a worker passes nothing on, whatever the mean is
 NEWER: Final = 0.5  # share of the workers, those with the newest readings, that are drawn from
 FEWEST: Final = 2  # workers that are looked at
+MANY: Final = 64  # workers; of more only `LOOKED_AT` are looked at
+LOOKED_AT: Final = 32
 HOMES: Final = 2  # workers that share a key before the next, longer key decides
 
 _DIGITS: Final = 9  # loads that differ by less are equal: sums of floats are not exact
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +114,15 @@ def filtered(candidates: Sequence[Candidate], need: int) -> list[Candidate]:
     """Answer those that can take a request of ``need`` slots, suspect ones only if there is no other."""
     able = [each for each in candidates if each.open and each.free >= need]
     return [each for each in able if not each.suspect] or able
+
+
+def drawn(items: Sequence[T], count: int, dice: Callable[[], float]) -> list[T]:
+    """Draw so many of more, each as likely as any other, and leave them in order (Floyd; Bentley 1987)."""
+    found: set[int] = set()
+    for last in range(len(items) - count, len(items)):
+        at = int(dice() * (last + 1))
+        found.add(last if at in found else at)
+    return [items[at] for at in sorted(found)]
 
 
 def _load(candidate: Candidate) -> float:

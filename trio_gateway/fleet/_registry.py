@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -14,7 +14,7 @@ from ..errors import Problem
 from ..wire import Gauges
 from ._book import UNTOUCHED, FleetSettings, WorkerBook, slots_for, tokens_of
 from ._breaker import Breaker
-from ._choice import choose, prefix_keys, session_keys
+from ._choice import LOOKED_AT, MANY, choose, drawn, prefix_keys, session_keys
 from ._outage import Outage
 from ._snapshot import Snapshot, Source
 
@@ -83,6 +83,7 @@ class Fleet:
         self._reported: set[str] = set()
         self._known: dict[str, float] = {}  # until when a reported name is known
         self._serving: dict[str, list[WorkerBook]] = {}
+        self._fields: dict[str, frozenset[str]] = {}
         self._pools: dict[str, str] = {}
         self._pool_books: dict[str, list[WorkerBook]] = {}
         self.changed: Callable[[], None] = _nothing
@@ -206,6 +207,7 @@ class Fleet:
     def _see_to_names(self) -> None:
         """Bring the public names up to date with what workers report."""
         self._serving.clear()
+        self._fields.clear()
         self._pools.clear()
         if self._reported_only:
             now = self._now()
@@ -301,7 +303,11 @@ class Fleet:
 
     def engine_fields(self, model: str) -> frozenset[str]:
         """Body fields that steer an engine which may get a request for ``model``."""
-        return frozenset().union(*(book.worker.dialect.engine_fields for book in self.serving(model)))
+        found = self._fields.get(model)
+        if found is None:
+            fields = (book.worker.dialect.engine_fields for book in self.serving(model))
+            found = self._fields[model] = frozenset().union(*fields)
+        return found
 
     def route_or_fallback(self, route: Route, allowed: Callable[[str], bool]) -> Route:
         """Answer the first of a route and its fallbacks that has a worker which could be asked."""
@@ -327,13 +333,26 @@ class Fleet:
 
     def choose(self, request: InternalRequest, without: frozenset[str]) -> Worker | None:
         """Pick a worker as `_choice.choose` does."""
+        books = self.serving(request.model)
+        keys = self._keys(request) if len(books) > 1 else ()
+        if len(books) > MANY and not keys:
+            some = drawn(books, LOOKED_AT, self._dice)
+            if (worker := self._choose_among(some, request, without, ())) is not None:
+                return worker
+        return self._choose_among(books, request, without, keys)
+
+    def _choose_among(
+        self,
+        books: Sequence[WorkerBook],
+        request: InternalRequest,
+        without: frozenset[str],
+        keys: Sequence[bytes],
+    ) -> Worker | None:
         now = self._now()
         usual = self._usual or 1.0
-        books = self.serving(request.model)
         candidates = [
             book.candidate(request, usual, now, excluded=book.worker.id in without) for book in books
         ]
-        keys = self._keys(request) if len(books) > 1 else ()
         telling = all(book.snapshot.source is Source.HEARTBEAT for book in books)
         oldest = FRESH if request.last_try and telling else math.inf
         chosen = choose(candidates, self._dice, size=tokens_of(request) / usual, keys=keys, oldest=oldest)
