@@ -115,6 +115,9 @@ class Slots(Protocol):
     def next_opening(self) -> float | None:
         """When a worker that is out may be tried."""
 
+    def open_worker(self, request: InternalRequest, without: frozenset[str], worker: str) -> Worker | None:
+        """Answer a worker by its id if the request may be placed there, whoever counts its slots."""
+
     def obstacle(self, request: InternalRequest) -> Problem:
         """Why no worker can be tried, where `tries_at` says so."""
 
@@ -142,6 +145,30 @@ class Slots(Protocol):
 
 def _tell_nobody(seconds: float) -> None:
     """Nobody listens."""
+
+
+def _ask_nobody(urgent: bool) -> None:
+    """Nobody grants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Those of one tenant that wait in one tier for one model, in order.
+
+    Attributes:
+        pool, tier: of the group in which its tenant is compared with others.
+        alike: how many, from the first, need the same of the same workers.
+        cost: tokens for its tenant's weight that the first will probably be charged.
+    """
+
+    pool: str
+    tier: int
+    tenant: str
+    model: str
+    first: InternalRequest
+    without: frozenset[str]
+    alike: int
+    cost: float
 
 
 @final
@@ -336,8 +363,11 @@ class Looked:
 def _kind_of(ticket: Ticket) -> Kind:
     """All of a waiter that decides whether a worker has room for it, as far as others may share it."""
     request = ticket.request
-    choices = request.n if request.operation.choices else 1
-    return request.model, choices, request.last_try, ticket.without
+    return request.model, _choices(request), request.last_try, ticket.without
+
+
+def _choices(request: InternalRequest) -> int:
+    return request.n if request.operation.choices else 1
 
 
 class Admission:
@@ -381,7 +411,71 @@ class Admission:
         self._granted = self._held = self._draining_count = self._returned_count = self._doubles = 0
         self._closed: Problem | None = None
         self._nap: trio.CancelScope | None = None
+        self._ask: Callable[[bool], None] | None = None
+        self._outage: Problem | None = None
+        self.parties = 1  # processes that divide tenants' concurrency by number
         slots.changed = self.dispatch
+
+    # -- slots that others grant
+
+    def place_by_grants(self, ask: Callable[[bool], None] = _ask_nobody) -> None:
+        """Place only what `grant` says from now on.
+
+        Args:
+            ask: told that something changed: True: somebody waits who did not before; it must not call back.
+        """
+        self._ask, self._outage = ask, None
+        self.dispatch()
+
+    def place_freely(self) -> None:
+        """Place whatever the fleet has room for from now on."""
+        self._ask = self._outage = None
+        for tenant in self._queue.tenants():
+            self._take_back(tenant)
+        self.dispatch()
+
+    def place_nothing(self, problem: Problem) -> None:
+        """Refuse who comes, and let who waits wait, until something is placed again."""
+        self._ask, self._outage = _ask_nobody, problem
+
+    def lines(self) -> list[Line]:
+        """Tell who could be placed if there were slots; refuses those for whom nothing can come."""
+        found = []
+        for pool, tier, group in self._queue.all_groups():
+            for tenant, model, line in tuple(group.named_lines()):
+                if not self._is_held_back(tenant) and line and not self._hopeless(first := line[0]):
+                    kind = _kind_of(first)
+                    alike = sum(1 for _ in itertools.takewhile(lambda t: _kind_of(t) == kind, line))  # noqa: B023
+                    cost = self._estimates.expected(first.request) / self._shares[tenant].weight
+                    found.append(Line(pool, tier, tenant, model, first.request, first.without, alike, cost))
+        return found
+
+    def grant(self, line: Line, worker: str) -> bool:
+        """Place the first of a line at a worker, whose slots it was granted; False: it has no use."""
+        if self._is_held_back(line.tenant):
+            return False
+        for tickets in tuple(self._queue.group(line.pool, line.tier).line(line.tenant, line.model)):
+            for ticket in tickets:
+                found = self._slots.open_worker(ticket.request, ticket.without, worker)
+                if found is not None and _kind_of(ticket)[1] == _choices(line.first):
+                    self._hold(ticket, found)
+                    return True
+        return False
+
+    def holding(self) -> dict[tuple[str, int], int]:
+        """Slots of running attempts by pool and tier."""
+        return {where: slots for where, slots in self._holding.items() if slots}
+
+    def take_spent(self) -> dict[tuple[str, int, str], tuple[float, float]]:
+        """What was charged since the last call, and what of it was settled, by pool, tier and tenant.
+
+        In tokens for the tenant's weight.
+        """
+        return {
+            (pool, tier, tenant): both
+            for pool, tier, group in self._queue.all_groups()
+            for tenant, both in group.take_spent().items()
+        }
 
     # -- AdmissionPort
 
@@ -389,6 +483,8 @@ class Admission:
         """See AdmissionPort."""
         if self._closed is not None:
             raise Refused(self._closed)
+        if self._outage is not None:
+            raise Refused(self._outage)
         if self._slots.tries_at(request, frozenset()) is None:
             raise Refused(self._no_worker(request))
         limit = min(request.deadline, trio.current_time() + self.limits.max_wait)
@@ -518,10 +614,13 @@ class Admission:
         if len(self._queue):
             self._queue.promote(trio.current_time())
             self._follow_pools()
-            for pool in self._queue.pools():
-                while self._serve(pool):
-                    pass
+            if self._ask is None:
+                for pool in self._queue.pools():
+                    while self._serve(pool):
+                        pass
             self._release_all_hopeless()
+        if self._ask is not None:
+            self._ask(False)
         if self._nap is not None:
             self._nap.deadline = min(self._nap.deadline, self._next_due())
 
@@ -551,7 +650,7 @@ class Admission:
 
     def _is_at_its_bound(self, tenant: str) -> bool:
         most = self._shares[tenant].max_concurrency
-        return most is not None and self._running.get(tenant, 0) >= most
+        return most is not None and self._running.get(tenant, 0) >= max(most // self.parties, 1)
 
     def _tier_is_full(self, pool: str, tier: int) -> bool:
         share = self.limits.max_shares.get(TIERS[tier], 1.0)
@@ -728,11 +827,17 @@ class Admission:
         return bool(too_late)
 
     def _place(self, ticket: Ticket) -> bool:
+        if self._ask is not None:
+            return False
         if self._is_held_back(ticket.tenant) or self._tier_is_full(ticket.pool, ticket.tier):
             return False
         worker = self._slots.choose(ticket.request, ticket.without)
         if worker is None:
             return False
+        self._hold(ticket, worker)
+        return True
+
+    def _hold(self, ticket: Ticket, worker: Worker) -> None:
         self.withdraw(ticket)
         slots = self._slots.hold(ticket.request, worker)
         self._running[ticket.tenant] = self._running.get(ticket.tenant, 0) + 1
@@ -745,7 +850,6 @@ class Admission:
         self._out.add(lease)
         self._rate(ticket.pool).granted(lease.since)
         ticket.grant(lease)
-        return True
 
     def _charge(self, ticket: Ticket) -> None:
         ticket.charged_at = ticket.pool, ticket.tier
@@ -782,6 +886,8 @@ class Admission:
     def _add(self, ticket: Ticket) -> None:
         ticket.queued = True
         self._queue.add(ticket, trio.current_time())
+        if self._ask is not None:
+            self._ask(True)
 
     def _check_room(self, ticket: Ticket) -> None:
         tenant, share = ticket.tenant, self._shares[ticket.tenant]

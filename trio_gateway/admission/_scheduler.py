@@ -79,6 +79,7 @@ class Group(Generic[W]):
         self._floors: dict[str, SortedList] = {}
         self._last_left: dict[str, str] = {}
         self._reached: dict[str, float] = {}
+        self._spent: dict[str, tuple[float, float]] = {}  # what tenants were charged since `take_spent`
 
     def __bool__(self) -> bool:
         return bool(self._lines)
@@ -125,7 +126,14 @@ class Group(Generic[W]):
         """Put tokens that were really used in the place of what `charge` answered."""
         self._change(tenant, used / self._weight(tenant), -charged)
 
+    def take_spent(self) -> dict[str, tuple[float, float]]:
+        """Answer what tenants were charged for their weight since the last call, and settled of it."""
+        spent, self._spent = self._spent, {}
+        return spent
+
     def _change(self, tenant: str, settled: float, opened: float) -> None:
+        charged, really = self._spent.get(tenant, (0.0, 0.0))
+        self._spent[tenant] = charged + settled + opened, really + settled
         waits = tenant in self._lines
         if waits:
             self._take_out(tenant)
@@ -183,6 +191,12 @@ class Group(Generic[W]):
         for _, tenant in tuple(self._order) if len(self._order) < _FEW else self._order:
             lines = self._lines[tenant].values()
             yield from lines if len(lines) < 2 else sorted(lines, key=_head_number)
+
+    def named_lines(self) -> Iterator[tuple[str, str, list[W]]]:
+        """All lines with the tenant and the model of each, in no order."""
+        for tenant, lines in self._lines.items():
+            for model, line in lines.items():
+                yield tenant, model, line
 
     def all_lines(self) -> Iterator[list[W]]:
         """All lines, in no order, those that were set aside too."""
@@ -475,6 +489,11 @@ class Scheduler(Generic[W]):
         return ages
 
     # -- the order
+
+    def all_groups(self) -> Iterator[tuple[str, int, Group[W]]]:
+        """All groups that ever were, each with its pool and tier."""
+        for (pool, tier), group in self._groups.items():
+            yield pool, tier, group
 
     def pools(self) -> list[str]:
         """Pools for which somebody waits."""

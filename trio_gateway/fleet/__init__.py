@@ -1,6 +1,6 @@
 """Workers: who they are, what is known of them and of their room, which one is next, and who drains."""
 
-from ._book import DRAINED, EJECTED, UNTOUCHED, FleetSettings, WorkerBook
+from ._book import DRAINED, EJECTED, UNTOUCHED, FleetSettings, Portion, WorkerBook, slots_for
 from ._breaker import BreakerState, Transition
 from ._dialects import DIALECTS
 from ._drain import DrainKeeper
@@ -23,6 +23,7 @@ __all__ = [
     "KubernetesAccess",
     "NamedWorkers",
     "PodWorkers",
+    "Portion",
     "RegistrationSettings",
     "Registrations",
     "Route",
@@ -31,4 +32,5 @@ __all__ = [
     "WatchSettings",
     "Ways",
     "WorkerBook",
+    "slots_for",
 ]

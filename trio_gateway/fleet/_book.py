@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
@@ -21,6 +22,10 @@ UNTOUCHED: Final = "none"
 DRAINED: Final = "drained"
 EJECTED: Final = "ejected"
 REPORTS_ARE_LATE: Final = 10.0  # seconds
+
+
+Portion = Callable[[str, int], int]
+"""Answers how many of a worker's slots are this process's, by the worker's id and how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +74,10 @@ class WorkerBook:
         earlier: what it was described as before it was described anew, while leases name that.
     """
 
-    def __init__(self, worker: Worker, settings: FleetSettings) -> None:
+    def __init__(self, worker: Worker, settings: FleetSettings, portion: Portion | None = None) -> None:
         self.worker = worker
         self._settings = settings
+        self._portion = portion
         self.all_slots = worker.slots
         self.slots = self._share_of(worker.slots)
         self.held = 0
@@ -133,8 +139,19 @@ class WorkerBook:
         if not known:
             self._take_slots(worker.slots)
 
+    @property
+    def configured_slots(self) -> int:
+        """Those of its slots that are this process's and those of others that it shares them with."""
+        return max(int(self.all_slots * self._settings.share), 1) if self.all_slots > 0 else 0
+
+    def divide(self, portion: Portion | None) -> None:
+        """Use only a portion of its slots from now on; None: all that are configured."""
+        self._portion = portion
+        self.slots = self._share_of(self.all_slots)
+
     def _share_of(self, slots: int) -> int:
-        return max(int(slots * self._settings.share), 1) if slots > 0 else 0
+        most = max(int(slots * self._settings.share), 1) if slots > 0 else 0
+        return most if self._portion is None else self._portion(self.worker.id, most)
 
     # -- whose requests it runs
 

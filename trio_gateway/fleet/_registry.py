@@ -12,7 +12,7 @@ from typing import Final
 from ..contract import InternalRequest, Rejection, Worker, WorkerStatus
 from ..errors import Problem
 from ..wire import Gauges
-from ._book import UNTOUCHED, FleetSettings, WorkerBook, slots_for, tokens_of
+from ._book import UNTOUCHED, FleetSettings, Portion, WorkerBook, slots_for, tokens_of
 from ._breaker import Breaker
 from ._choice import LOOKED_AT, MANY, choose, drawn, prefix_keys, session_keys
 from ._outage import Outage
@@ -73,6 +73,7 @@ class Fleet:
         self._now = now
         self.settings = settings
         self._dice = dice
+        self._portion: Portion | None = None
         self.books: dict[str, WorkerBook] = {}
         self._of_worker: dict[Worker, WorkerBook] = {}
         self._usual = 0.0
@@ -112,7 +113,9 @@ class Fleet:
         return book
 
     def _add(self, worker: Worker) -> WorkerBook:
-        book = self.books[worker.id] = self._of_worker[worker] = WorkerBook(worker, self.settings)
+        book = self.books[worker.id] = self._of_worker[worker] = WorkerBook(
+            worker, self.settings, self._portion
+        )
         book.operator = self._touched.get(worker.id, UNTOUCHED)
         return book
 
@@ -165,6 +168,26 @@ class Fleet:
         """
         self.books[worker_id].withheld = why
         self.changed()
+
+    @property
+    def touched(self) -> dict[str, str]:
+        """What operators did to workers, by id, of those too that are not here now."""
+        return dict(self._touched)
+
+    def touch_anywhere(self, worker_id: str, how: str) -> None:
+        """As `touch`, also for a worker that may only come yet."""
+        if worker_id in self.books:
+            self.touch(worker_id, how)
+        elif how == UNTOUCHED:
+            self._touched.pop(worker_id, None)
+        else:
+            self._touched[worker_id] = how
+
+    def divide(self, portion: Portion | None) -> None:
+        """Use only a portion of each worker's slots from now on; None: all. What runs goes on."""
+        self._portion = portion
+        for book in self.books.values():
+            book.divide(portion)
 
     def remove(self, worker_id: str) -> WorkerBook | None:
         """Place nothing more at a worker; what runs there may finish."""
@@ -357,6 +380,24 @@ class Fleet:
         oldest = FRESH if request.last_try and telling else math.inf
         chosen = choose(candidates, self._dice, size=tokens_of(request) / usual, keys=keys, oldest=oldest)
         return None if chosen is None else self.books[chosen.name].worker
+
+    def open_worker(self, request: InternalRequest, without: frozenset[str], worker: str) -> Worker | None:
+        """Answer a worker by its id if the request may be placed there, whoever counts its slots."""
+        book = self.books.get(worker)
+        if book is None or worker in without or book not in self.serving(request.model):
+            return None
+        return book.worker if book.open(request, self._now()) else None
+
+    def open_workers(self, request: InternalRequest, without: frozenset[str]) -> list[Worker]:
+        """All workers at which the request may be placed, the one that `choose` picks first."""
+        now = self._now()
+        found = [
+            book.worker
+            for book in self.serving(request.model)
+            if book.worker.id not in without and book.open(request, now)
+        ]
+        best = self.choose(request, without) if len(found) > 1 else None
+        return found if best is None else [best, *(worker for worker in found if worker is not best)]
 
     def _keys(self, request: InternalRequest) -> tuple[bytes, ...]:
         """What leads the request to a worker; found once, however often it is tried."""

@@ -29,6 +29,7 @@ from ._making import (
     upstream_limits,
 )
 from ._operations import Operations
+from ._sharing import Sharing
 from ._statistics import statistics
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "House",
     "Operations",
     "Prepared",
+    "Sharing",
     "Trail",
     "admission_limits",
     "attempt_limits",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, final
 
@@ -53,6 +53,12 @@ class Accounts:
         self._limits = limits
         self._accounts = {id_: account for id_, account in self._accounts.items() if id_ in limits}
 
+    def buckets(self) -> Iterator[tuple[str, Bucket]]:
+        """All buckets that were ever charged, each with a name that it has in every process."""
+        for id_, account in self._accounts.items():
+            for kind, bucket in account.buckets.items():
+                yield f"{self._whose}:{id_}:{kind}", bucket
+
     def of(self, id_: str, now: float) -> Account | None:
         """Answer an account; None: there are no limits."""
         limits = self._limits.get(id_)
@@ -72,12 +78,20 @@ class Charge:
 
     Args:
         prompt, output: tokens, as estimated.
+        parties: processes that share the limits by number.
     """
 
     def __init__(
-        self, accounts: Iterable[Account], prompt: int, output: int, now: float, clock: Callable[[], float]
+        self,
+        accounts: Iterable[Account],
+        prompt: int,
+        output: int,
+        now: float,
+        clock: Callable[[], float],
+        parties: int = 1,
     ) -> None:
         self._prompt = prompt
+        self._parties = parties
         self._clock = clock
         self._taken = [
             (kind, bucket, reserved(bucket, kind, prompt + output))
@@ -85,13 +99,13 @@ class Charge:
             for kind, bucket in account.buckets.items()
         ]
         for _, bucket, amount in self._taken:
-            bucket.take(amount, now)
+            bucket.take(amount, now, parties)
 
     def refund(self) -> None:
         """See ChargePort."""
         taken, self._taken = self._taken, []
         for _, bucket, amount in taken:
-            bucket.give(amount)
+            bucket.give(amount, self._parties)
 
     def settle(self, prompt: int | None, generated: int) -> None:
         """See ChargePort."""
@@ -99,8 +113,8 @@ class Charge:
         taken, self._taken = self._taken, []
         for kind, bucket, amount in taken:
             if kind == TOKENS:
-                bucket.give(amount)
-                bucket.take(used, self._clock())
+                bucket.give(amount, self._parties)
+                bucket.take(used, self._clock(), self._parties)
 
 
 def reserved(bucket: Bucket, kind: str, tokens: int) -> int:
@@ -133,11 +147,17 @@ class RateBook:
         self._clock = clock
         self._dice = dice
         self._estimate = estimate
+        self.parties = 1  # processes that share the limits by number
 
     def relimit(self, tenants: Mapping[str, RateLimits], keys: Mapping[str, RateLimits]) -> None:
         """Take other limits from now on; what was used stays used, and what was reserved is settled."""
         self._tenants.relimit(tenants)
         self._keys.relimit(keys)
+
+    def buckets(self) -> Iterator[tuple[str, Bucket]]:
+        """All buckets that were ever charged, each with a name that it has in every process."""
+        yield from self._tenants.buckets()
+        yield from self._keys.buckets()
 
     def charge(self, request: InternalRequest) -> Charge:
         """See RatesPort."""
@@ -146,16 +166,16 @@ class RateBook:
         prompt, output = map(math.ceil, self._estimate(request)) if accounts else (0, 0)
         dice = self._dice()
         reached = [
-            (bucket.promise(amount, now, dice), account.whose, bucket.size, kind)
+            (bucket.promise(self.parties * amount, now, dice), account.whose, bucket.size, kind)
             for account in accounts
             for kind, bucket in account.buckets.items()
-            if bucket.wait(amount := reserved(bucket, kind, prompt + output), now)
+            if bucket.wait(self.parties * (amount := reserved(bucket, kind, prompt + output)), now)
         ]
         if reached:
             retry_after, whose, size, kind = max(reached, key=lambda limit: limit[0])
             reason = f"the {whose}'s limit of {size} {kind} a minute is reached"
             raise Refused(Problem.of("rate_limit_exceeded", reason, retry_after=retry_after))
-        return Charge(accounts, prompt, output, now, self._clock)
+        return Charge(accounts, prompt, output, now, self._clock, self.parties)
 
     def standings(self, tenant: str, key_id: str | None) -> tuple[RateStanding, ...]:
         """See RatesPort."""

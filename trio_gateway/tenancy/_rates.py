@@ -27,13 +27,17 @@ class Bucket:
 
     Args:
         size: what it holds when it is full, as it is at first; at least 1.
+
+    Attributes:
+        used: all that was ever taken here, without what was given back.
     """
 
-    __slots__ = ("_full_at", "_promised", "size")
+    __slots__ = ("_full_at", "_promised", "size", "used")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._full_at = float("-inf")
+        self.used = 0.0
         self._promised = float("-inf")  # the moment that the one who was refused last was told
 
     def level(self, now: float) -> float:
@@ -69,13 +73,19 @@ class Bucket:
         earliest, latest = max(wait, MINUTE / 2), max(wait * (1 + SPREAD), MINUTE)
         return earliest + (latest - earliest) * dice
 
-    def take(self, amount: float, now: float) -> None:
-        """Take an amount, whether it is there or not."""
-        self._full_at = max(self._full_at, now) + amount * MINUTE / self.size
+    def take(self, amount: float, now: float, parties: int = 1) -> None:
+        """Take an amount, whether it is there or not, as much for each of so many who share by number."""
+        self.used += amount
+        self._full_at = max(self._full_at, now) + parties * amount * MINUTE / self.size
 
-    def give(self, amount: float) -> None:
+    def give(self, amount: float, parties: int = 1) -> None:
         """Give back what was taken and not used; what had refilled meanwhile is not given twice."""
-        self._full_at -= amount * MINUTE / self.size
+        self.used -= amount
+        self._full_at -= parties * amount * MINUTE / self.size
+
+    def agree(self, until_full: float, used: float, now: float) -> None:
+        """Take what all who share it found: full in so many seconds, when `used` was so much here."""
+        self._full_at = now + until_full + (self.used - used) * MINUTE / self.size
 
     def resize(self, size: int, now: float) -> None:
         """Let it hold another amount from now on. What was used stays used, up to a minute's amount."""

@@ -1,0 +1,195 @@
+"""What one replica tells the store in one turn, and what it is told. Pure.
+
+A *resource* is anything of which there is a number for all replicas together: slots of a worker, exchanges of
+a tenant, slots of a pool for a tier. What is told of it is how it stands, never how it changed, so that
+a turn may be made twice.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """One line of waiters of which some could be placed, if there were slots.
+
+    Attributes:
+        count: how many of them; 0: none any more.
+        tier: 0 is the first.
+        group: in which tenants are compared by what they were served.
+        tenant: whose line it is.
+        slots: how many each takes at its worker.
+        any: resources of which it needs ``slots`` of one, the best first.
+        also: resources of which it needs one.
+        wide: resources of which it needs ``slots``.
+        cost: tokens for its tenant's weight that such a request usually is charged.
+    """
+
+    count: int
+    tier: int = 0
+    group: str = ""
+    tenant: str = ""
+    slots: int = 1
+    any: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    wide: tuple[str, ...] = ()
+    cost: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Express it for the script."""
+        if not self.count:
+            return {"count": 0}
+        return {
+            "count": self.count,
+            "tier": self.tier,
+            "group": self.group,
+            "tenant": self.tenant,
+            "slots": self.slots,
+            "any": self.any,
+            "also": self.also,
+            "wide": self.wide,
+            "cost": self.cost,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """All that a replica tells. Maps have what changed since the last turn that was answered.
+
+    Attributes:
+        replica: its name, of this run alone.
+        epoch: as the store named it when it joined; 0: it joins.
+        seq: grows by each turn that this run makes.
+        lease: milliseconds for which it counts as alive.
+        known: replicas that were alive when it last knew, itself included.
+        ack: number of the last grant that it knows.
+        whole: ``have`` and ``want`` have all there is: of what is not in them there is none.
+        leave: it ends, and has nothing any more.
+        version: of the marks that it knows.
+        caps: how many there are of resources, by its settings.
+        have: how many it uses of resources.
+        want: by its own names of lines.
+        served: tokens for their weight that were charged since it joined, by `field_of` group and tenant.
+        settled: the same, without what is only estimated.
+        rates: what was used since it joined, and what a bucket holds a minute, by the bucket's name.
+        marks: what operators said, by name; "" takes back.
+    """
+
+    replica: str
+    epoch: int
+    seq: int
+    lease: int
+    known: int = 1
+    ack: int = 0
+    whole: bool = False
+    leave: bool = False
+    version: int = 0
+    caps: dict[str, int] = field(default_factory=dict)
+    have: dict[str, int] = field(default_factory=dict)
+    want: dict[str, Want] = field(default_factory=dict)
+    served: dict[str, float] = field(default_factory=dict)
+    settled: dict[str, float] = field(default_factory=dict)
+    rates: dict[str, tuple[float, int]] = field(default_factory=dict)
+    marks: dict[str, str] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """Express it for the script."""
+        return json.dumps(
+            {
+                "replica": self.replica,
+                "epoch": self.epoch,
+                "seq": self.seq,
+                "lease": self.lease,
+                "known": self.known,
+                "ack": self.ack,
+                "whole": self.whole,
+                "leave": self.leave,
+                "version": self.version,
+                "caps": self.caps,
+                "have": self.have,
+                "want": {key: want.as_json() for key, want in self.want.items()},
+                "served": self.served,
+                "settled": self.settled,
+                "rates": {name: {"used": used, "size": size} for name, (used, size) in self.rates.items()},
+                "marks": self.marks,
+            },
+            separators=(",", ":"),
+        ).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Something that was wanted and is there now: it counts as had until the replica tells otherwise."""
+
+    number: int
+    want: str
+    worker: str
+    takes: dict[str, int]
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """All that a replica is told.
+
+    Attributes:
+        state: ``joined``; ``fenced``: the store does not know it (any more), and took nothing;
+            ``late``: a newer turn came before this one, of which nothing was taken.
+        members: names of the replicas that are alive, in order.
+        grants: all that were not acknowledged, by number.
+        rates: seconds until each bucket of the turn is full.
+        settling: it is new, and gives each replica only its share until it knows all.
+        marks: all of them, if they are others than the replica knows.
+        born: names the store's memory: another one after it lost what it knew.
+        contended: somebody waits for something that is not there.
+    """
+
+    state: str
+    epoch: int = 0
+    members: tuple[str, ...] = ()
+    grants: tuple[Grant, ...] = ()
+    rates: dict[str, float] = field(default_factory=dict)
+    settling: bool = False
+    version: int = 0
+    marks: dict[str, str] | None = None
+    born: str = ""
+    contended: bool = False
+
+
+def field_of(group: str, tenant: str) -> str:
+    """Name what a tenant was served in a group."""
+    return f"{group}\n{tenant}"
+
+
+def decode_reply(data: bytes) -> Reply:
+    """Read what the script answers. Raises ValueError or KeyError if it is something else."""
+    told = json.loads(data)
+    if told["state"] != "joined":
+        return Reply(told["state"])
+    # Lua does not tell an empty list from an empty map.
+    grants = [
+        Grant(
+            int(each["number"]),
+            each["grant"]["want"],
+            each["grant"]["worker"],
+            {name: int(count) for name, count in each["grant"]["takes"].items()},
+            float(each["grant"]["cost"]),
+        )
+        for each in told["grants"] or ()
+    ]
+    marks = told.get("marks")
+    return Reply(
+        "joined",
+        int(told["epoch"]),
+        tuple(sorted(told["members"] or ())),
+        tuple(sorted(grants, key=lambda grant: grant.number)),
+        {name: milliseconds / 1000 for name, milliseconds in dict(told["rates"]).items()},
+        bool(told["settling"]),
+        int(told["version"]),
+        None if marks is None else dict(marks),
+        str(told["born"]),
+        bool(told["contended"]),
+    )

@@ -1,0 +1,184 @@
+"""The one task that speaks to the store, from start to end: it takes turns.
+
+Nobody calls the store: the task looks how things stand, tells it, and hands on what it hears. Requests only
+wake it, and wait in their queue; whatever came meanwhile is told in the same turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import trio
+
+from ._member import Heard, Member, Standing, Survey
+from ._messages import Reply, Turn, decode_reply
+from ._store import Connect, Link, StoreLost
+
+SECONDS_BETWEEN_LOOKS: Final = 0.02  # while somebody waits: what others gave back may be his
+SECONDS_TO_GATHER: Final = 0.05  # what is given back and nobody waits for goes with the next turn, or then
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 1.0
+FAREWELL: Final = 0.5  # seconds for the last turn
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """Durations in seconds.
+
+    Attributes:
+        lease: for which the store counts this replica as alive after a turn.
+        heartbeat: at most between two turns.
+    """
+
+    lease: float
+    heartbeat: float
+
+
+class Local(Protocol):
+    """This process, of which the store is told."""
+
+    def survey(self) -> Survey:
+        """Look how things stand."""
+
+    def use(self, heard: Heard) -> None:
+        """Take what was heard, at once."""
+
+    def stand(self, standing: Standing, members: tuple[str, ...]) -> None:
+        """Place as a replica of this standing does, from now on."""
+
+
+@dataclass(slots=True)
+class ReplicaStatistics:
+    """Counts since start: turns by how they ended, losses of the store, seconds that turns took in all."""
+
+    turns: Counter[str]
+    losses: int = 0
+    granted: int = 0
+    seconds: float = 0.0
+
+
+class Replica:
+    """See the module's docstring.
+
+    Args:
+        member: what is kept of the store.
+        connect: opens a connection.
+        local: this process.
+        note: told in words when the store is found or lost.
+    """
+
+    def __init__(
+        self,
+        settings: ReplicaSettings,
+        member: Member,
+        connect: Callable[[], Connect],
+        local: Local,
+        note: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self.member: Final = member
+        self._connect = connect
+        self._local = local
+        self._note = note
+        self.statistics: Final = ReplicaStatistics(Counter())
+        self.tried: Final = trio.Event()  # it is known whether the store can be reached
+        self._urgent = self._changed = False
+        self._nap: trio.CancelScope | None = None
+        self._waiting = False
+
+    def poke(self, urgent: bool) -> None:
+        """Say that something changed. Never waits."""
+        self._changed = True
+        self._urgent = self._urgent or urgent or self.member.contended
+        if self._nap is not None:
+            now = trio.current_time()
+            due = now if self._urgent else now + SECONDS_TO_GATHER
+            self._nap.deadline = min(self._nap.deadline, due)
+
+    async def run(self) -> None:
+        """Take turns until cancelled."""
+        pause = FIRST_PAUSE
+        self._local.stand(self.member.standing, ())
+        while True:
+            try:
+                async with self._connect() as link:
+                    await self._take_turns(link)
+            except StoreLost as lost:
+                pause = (
+                    FIRST_PAUSE if self.member.standing is Standing.SHARED else min(2 * pause, LONGEST_PAUSE)
+                )
+                self._lose(lost)
+            self.tried.set()
+            await trio.sleep(pause)
+
+    def _lose(self, lost: StoreLost) -> None:
+        self.member.lose()
+        self.statistics.turns["failed"] += 1
+        if self.member.standing is Standing.SHARED:
+            self.statistics.losses += 1
+            self.member.be_alone()
+            self._note(f"lost: {lost}")
+            self._local.stand(self.member.standing, self.member.members)
+        elif not self.tried.is_set():
+            self._note(f"not reached: {lost}")
+
+    async def _take_turns(self, link: Link) -> None:
+        while True:
+            self._urgent = self._changed = False
+            begun = trio.current_time()
+            survey = self._local.survey()
+            self._waiting = bool(survey.want)
+            turn = self.member.turn(survey)
+            reply = await self._make(link, turn)
+            took = trio.current_time() - begun
+            self.statistics.turns[reply.state] += 1
+            self.statistics.seconds += took
+            if (
+                took >= self._settings.lease
+            ):  # this process stood still: what was granted may be others' by now
+                raise StoreLost("an answer that came after the lease was over")
+            before = self.member.standing
+            heard = self.member.hear(reply)
+            if reply.state != "joined":
+                continue  # it joins (again) in the next turn
+            if before is not Standing.SHARED:
+                self._note(f"found, with {len(reply.members)} replicas")
+                self._local.stand(self.member.standing, self.member.members)
+            self.statistics.granted += len(heard.grants)
+            self._local.use(heard)
+            self.tried.set()
+            if not heard.grants:
+                await self._rest()
+
+    async def _make(self, link: Link, turn: Turn) -> Reply:
+        try:
+            return decode_reply(await link.turn(turn.encode()))
+        except (ValueError, KeyError, TypeError) as exc:
+            raise StoreLost(f"an answer that can not be read: {exc!r}") from None
+
+    async def _rest(self) -> None:
+        """Wait until there is something to tell, or to look for."""
+        if self._urgent:
+            seconds = 0.0
+        elif self._waiting:
+            seconds = SECONDS_BETWEEN_LOOKS
+        elif self._changed:
+            seconds = SECONDS_TO_GATHER
+        else:
+            seconds = self._settings.heartbeat
+        with trio.move_on_after(seconds) as self._nap:
+            await trio.sleep_forever()
+        self._nap = None
+
+    async def leave(self) -> None:
+        """Tell the store that this replica has nothing any more; `run` must have ended. Gives up soon."""
+        with trio.move_on_after(FAREWELL):
+            await trio.lowlevel.checkpoint()
+            try:
+                async with self._connect() as link:
+                    await self._make(link, self.member.farewell())
+            except StoreLost:
+                return  # its lease ends by itself

@@ -1,0 +1,250 @@
+-- One turn of one replica at the store: all that it tells, and all that it is told. See _messages.py.
+--
+-- What a replica tells is how things stand, never a change: that it has so much, wants so much, was charged so
+-- much since it joined. So a turn that is made twice, or whose answer was lost, changes nothing the second time.
+-- Grants are numbered, and are told again until their number comes back.
+local stamp = redis.call('TIME')
+local now = stamp[1] * 1000 + math.floor(stamp[2] / 1000)
+
+local turn = cjson.decode(ARGV[1])
+local me, root = turn.replica, KEYS[1] .. ':'
+local LIVE, EPOCHS, SEQS = root .. 'live', root .. 'epochs', root .. 'seqs'
+local CAPS, USED, EXPECT = root .. 'caps', root .. 'used', root .. 'expect'
+local SERVICE, SETTLED, LEFT = root .. 'service', root .. 'settled', root .. 'left'
+local RATES, MARKS = root .. 'rates', root .. 'marks'
+
+local function of(what, replica) return root .. what .. ':' .. replica end
+
+local function pairs_of(key)
+  local flat, found = redis.call('HGETALL', key), {}
+  for i = 1, #flat, 2 do found[flat[i]] = flat[i + 1] end
+  return found
+end
+
+local function number_of(key, field) return tonumber(redis.call('HGET', key, field) or 0) end
+
+local function use(resource, more)
+  if more ~= 0 and redis.call('HINCRBY', USED, resource, more) <= 0 then redis.call('HDEL', USED, resource) end
+end
+
+local function forget(replica)
+  for resource, count in pairs(pairs_of(of('held', replica))) do use(resource, -tonumber(count)) end
+  for _, what in ipairs({'held', 'grants', 'wants', 'told'}) do redis.call('DEL', of(what, replica)) end
+  redis.call('ZREM', LIVE, replica)
+  redis.call('HDEL', EPOCHS, replica)
+  redis.call('HDEL', SEQS, replica)
+end
+
+for _, replica in ipairs(redis.call('ZRANGEBYSCORE', LIVE, '-inf', now)) do forget(replica) end
+
+-- Who is it, and is this its newest turn?
+local epoch, seq = number_of(EPOCHS, me), number_of(SEQS, me)
+if turn.epoch ~= 0 and turn.epoch ~= epoch then return cjson.encode({state = 'fenced'}) end
+if turn.seq <= seq then return cjson.encode({state = 'late'}) end
+if turn.leave then
+  if epoch ~= 0 then forget(me) end
+  epoch = 0
+elseif turn.epoch == 0 then
+  if epoch ~= 0 then forget(me) end
+  epoch = redis.call('INCR', root .. 'epoch')
+  redis.call('HSET', EPOCHS, me, epoch)
+  if redis.call('SETNX', root .. 'born', now) == 1 then redis.call('DEL', EXPECT) end
+end
+if not turn.leave then
+  redis.call('HSET', SEQS, me, turn.seq)
+  redis.call('ZADD', LIVE, now + turn.lease, me)
+end
+
+-- A store that has just begun may not know yet what runs: until all had time to say so, each has its share only.
+local settling = now < tonumber(redis.call('GET', root .. 'born') or 0) + turn.lease
+local expect = settling and math.max(number_of(EXPECT, 'replicas'), turn.known) or 1
+if settling then redis.call('HSET', EXPECT, 'replicas', expect) end
+
+-- What it has.
+for resource, cap in pairs(turn.caps) do redis.call('HSET', CAPS, resource, cap) end
+local held, grants, wants = of('held', me), of('grants', me), of('wants', me)
+local open, asked = {}, {}
+for number, grant in pairs(pairs_of(grants)) do
+  if tonumber(number) <= turn.ack then
+    redis.call('HDEL', grants, number)
+  else
+    grant = cjson.decode(grant)
+    asked[grant.want] = (asked[grant.want] or 0) + 1
+    for resource, count in pairs(grant.takes) do open[resource] = (open[resource] or 0) + count end
+  end
+end
+if turn.whole then
+  for resource, _ in pairs(pairs_of(held)) do
+    if not turn.have[resource] then turn.have[resource] = 0 end
+  end
+  for key, _ in pairs(pairs_of(wants)) do
+    if not turn.want[key] then turn.want[key] = {count = 0} end
+  end
+end
+if not turn.leave then
+  for resource, count in pairs(turn.have) do
+    local left = count + (open[resource] or 0)
+    use(resource, left - number_of(held, resource))
+    if left > 0 then redis.call('HSET', held, resource, left) else redis.call('HDEL', held, resource) end
+  end
+end
+
+-- What it was charged, since it joined, by group and tenant: "group\ntenant".
+local told = of('told', me)
+local function add(key, field, more) redis.call('HSET', key, field, number_of(key, field) + more) end
+local function since_told(field, total)
+  local more = total - number_of(told, field)
+  redis.call('HSET', told, field, total)
+  return more
+end
+if not turn.leave then
+  for field, total in pairs(turn.served) do add(SERVICE, field, since_told('s' .. field, total)) end
+  for field, total in pairs(turn.settled) do add(SETTLED, field, since_told('t' .. field, total)) end
+end
+
+-- What it has used of rates. A bucket is the moment at which it will be full again.
+local rates = {}
+for field, rate in pairs(turn.rates) do
+  local full = number_of(RATES, field)
+  if not turn.leave then
+    local more = since_told('r' .. field, rate.used)
+    if more > 0 then full = math.max(full, now) end
+    full = full + more * 60000 / rate.size
+    if full > now then redis.call('HSET', RATES, field, full) else redis.call('HDEL', RATES, field) end
+  end
+  rates[field] = math.max(full - now, 0)
+end
+
+-- What operators said: the last word counts.
+for field, value in pairs(turn.marks) do
+  if value == '' then redis.call('HDEL', MARKS, field) else redis.call('HSET', MARKS, field, value) end
+  redis.call('INCR', root .. 'version')
+end
+local version = tonumber(redis.call('GET', root .. 'version') or 0)
+
+-- What it wants. A tenant that comes is lifted to the least of those that wait, or to the last one that left; by
+-- what they were really served, since estimates are given back.
+local replicas = redis.call('ZRANGE', LIVE, 0, -1)
+local waiting = {}
+for _, replica in ipairs(replicas) do
+  for key, want in pairs(pairs_of(of('wants', replica))) do
+    waiting[#waiting + 1] = {replica = replica, key = key, want = cjson.decode(want)}
+  end
+end
+local function field_of(want) return want.group .. '\n' .. want.tenant end
+local function lift(want)
+  local least
+  for _, other in ipairs(waiting) do
+    if other.want.group == want.group then
+      if other.want.tenant == want.tenant then return end
+      local settled = number_of(SETTLED, field_of(other.want))
+      if not least or settled < least then least = settled end
+    end
+  end
+  local more = (least or number_of(LEFT, want.group)) - number_of(SETTLED, field_of(want))
+  if more > 0 then
+    add(SETTLED, field_of(want), more)
+    add(SERVICE, field_of(want), more)
+  end
+end
+local keys = {}
+for key, _ in pairs(turn.want) do keys[#keys + 1] = key end
+table.sort(keys)
+for _, key in ipairs(keys) do
+  local want, at = turn.want[key], nil
+  for i, other in ipairs(waiting) do
+    if other.replica == me and other.key == key then at = i end
+  end
+  if want.count == 0 then
+    redis.call('HDEL', wants, key)
+    if at then
+      local gone = table.remove(waiting, at).want
+      redis.call('HSET', LEFT, gone.group, number_of(SETTLED, field_of(gone)))
+    end
+  elseif not turn.leave then
+    if at then waiting[at].want = want
+    else
+      lift(want)
+      waiting[#waiting + 1] = {replica = me, key = key, want = want}
+    end
+    redis.call('HSET', wants, key, cjson.encode(want))
+  end
+end
+
+-- Grants: the best tier first, in it the tenant that was served least; equals by the name of their replica.
+local caps, used = pairs_of(CAPS), pairs_of(USED)
+local function room(replica, takes)
+  for resource, count in pairs(takes) do
+    local cap = caps[resource]
+    if not cap or tonumber(used[resource] or 0) + count > tonumber(cap) then return false end
+    if expect > 1 then
+      local own = number_of(of('held', replica), resource)
+      if own + count > math.floor(tonumber(cap) / expect) then return false end
+    end
+  end
+  return true
+end
+local function takes_of(waiter)
+  for _, worker in ipairs(waiter.want.any) do
+    local takes = {[worker] = waiter.want.slots}
+    for _, resource in ipairs(waiter.want.also) do takes[resource] = 1 end
+    for _, resource in ipairs(waiter.want.wide) do takes[resource] = waiter.want.slots end
+    if room(waiter.replica, takes) then return takes, worker end
+  end
+end
+local function comes_before(one, other)
+  if one.want.tier ~= other.want.tier then return one.want.tier < other.want.tier end
+  if one.service ~= other.service then return one.service < other.service end
+  if one.given ~= other.given then return one.given < other.given end
+  if one.replica ~= other.replica then return one.replica < other.replica end
+  return one.key < other.key
+end
+for _, waiter in ipairs(waiting) do
+  waiter.service, waiter.given, waiter.left = number_of(SERVICE, field_of(waiter.want)), 0, waiter.want.count
+  if waiter.replica == me then waiter.left = waiter.left - (asked[waiter.key] or 0)
+  else
+    for _, grant in pairs(pairs_of(of('grants', waiter.replica))) do
+      if cjson.decode(grant).want == waiter.key then waiter.left = waiter.left - 1 end
+    end
+  end
+end
+while true do
+  local best, takes, worker
+  for _, waiter in ipairs(waiting) do
+    if waiter.left > 0 and (not best or comes_before(waiter, best)) then
+      local found, where = takes_of(waiter)
+      if found then best, takes, worker = waiter, found, where end
+    end
+  end
+  if not best then break end
+  local number = redis.call('INCR', root .. 'grant')
+  local grant = {want = best.key, worker = worker, takes = takes, cost = best.want.cost}
+  redis.call('HSET', of('grants', best.replica), number, cjson.encode(grant))
+  for resource, count in pairs(takes) do
+    redis.call('HINCRBY', of('held', best.replica), resource, count)
+    use(resource, count)
+    used[resource] = tonumber(used[resource] or 0) + count
+  end
+  -- It is charged what such a request usually costs at once; its replica tells the difference.
+  add(SERVICE, field_of(best.want), best.want.cost)
+  for _, waiter in ipairs(waiting) do
+    if waiter.want.group == best.want.group and waiter.want.tenant == best.want.tenant then
+      waiter.service = waiter.service + best.want.cost
+    end
+  end
+  best.left, best.given = best.left - 1, best.given + 1
+end
+
+local contended = false
+for _, waiter in ipairs(waiting) do contended = contended or waiter.left > 0 end
+local told_grants = {}
+for number, grant in pairs(pairs_of(grants)) do
+  told_grants[#told_grants + 1] = {number = tonumber(number), grant = cjson.decode(grant)}
+end
+local reply = {
+  state = 'joined', epoch = epoch, live = #replicas, grants = told_grants, rates = rates,
+  settling = settling, version = version, contended = contended, born = redis.call('GET', root .. 'born') or '',
+}
+reply.members = replicas
+if version ~= turn.version then reply.marks = pairs_of(MARKS) end
+return cjson.encode(reply)

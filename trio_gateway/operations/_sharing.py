@@ -1,0 +1,182 @@
+"""This process as the store of a cluster sees it: what it has, wants and was charged, what it is granted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import trio
+
+from ..admission import TIERS, Admission, Line
+from ..cluster import Grant, Heard, Member, Standing, Survey, Want, field_of, share_of
+from ..errors import Problem
+from ..fleet import UNTOUCHED, Fleet, slots_for
+from ..tenancy import RateBook
+
+LOOK_AT_RATES: Final = 0.05  # seconds between two looks at what others used of rates that are used here
+MOST_AT_ONCE: Final = 32  # wanted for one line at a time
+MOST_LINES: Final = 10_000  # remembered
+FROZEN: Final = "frozen:"
+TOUCHED: Final = "worker:"
+
+
+class Sharing:
+    """See the module's docstring, and `Local`.
+
+    Args:
+        member: what is kept of the store.
+        split: while the store is lost, place by this replica's share; else refuse.
+        poke: wakes the task that speaks to the store.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        fleet: Fleet,
+        rates: RateBook,
+        member: Member,
+        *,
+        split: bool,
+        poke: Callable[[bool], None],
+    ) -> None:
+        self._admission = admission
+        self._fleet = fleet
+        self._rates = rates
+        self._member = member
+        self._split = split
+        self._poke = poke
+        self._lines: dict[str, Line] = {}
+        self._used: dict[str, float] = {}
+        self._looked = 0.0
+
+    # -- telling
+
+    def survey(self) -> Survey:
+        """See Local."""
+        caps = {_worker(book.worker.id): book.configured_slots for book in self._fleet.books.values()}
+        have = {_worker(b.worker.id): n for b in self._fleet.books.values() if (n := b.held + b.draining)}
+        for tenant, running in self._admission.running_by_tenant().items():
+            if self._admission.share_of(tenant).max_concurrency is not None:
+                have[_tenant(tenant)] = running
+        for (pool, tier), slots in self._admission.holding().items():
+            if self._most_of(tier) < 1:
+                have[_tier(pool, tier)] = slots
+        want = {}
+        for line in self._admission.lines():
+            if (wanted := self._want(line)) is not None:
+                key = f"{line.tier}|{line.pool}|{line.tenant}|{line.model}"
+                want[key], self._lines[key] = wanted, line
+                self._cap(line, caps)
+        while len(self._lines) > MOST_LINES:
+            del self._lines[next(iter(self._lines))]
+        spent = {
+            field_of(_group(pool, tier), tenant): both
+            for (pool, tier, tenant), both in self._admission.take_spent().items()
+        }
+        return Survey(caps, have, want, spent, dict(self._rates_to_tell()), self._marks())
+
+    def _want(self, line: Line) -> Want | None:
+        workers = self._fleet.open_workers(line.first, line.without)
+        if not workers:
+            return None
+        slots = slots_for(line.first, workers[0])
+        bound = self._admission.share_of(line.tenant).max_concurrency
+        return Want(
+            count=min(line.alike, MOST_AT_ONCE),
+            tier=line.tier,
+            group=_group(line.pool, line.tier),
+            tenant=line.tenant,
+            slots=slots,
+            any=tuple(_worker(each.id) for each in workers if slots_for(line.first, each) == slots),
+            also=() if bound is None else (_tenant(line.tenant),),
+            wide=() if self._most_of(line.tier) >= 1 else (_tier(line.pool, line.tier),),
+            cost=float(f"{line.cost:.2g}"),
+        )
+
+    def _cap(self, line: Line, caps: dict[str, int]) -> None:
+        """Tell the bounds that a line needs."""
+        bound = self._admission.share_of(line.tenant).max_concurrency
+        if bound is not None:
+            caps[_tenant(line.tenant)] = bound
+        if (most := self._most_of(line.tier)) < 1:
+            slots = self._fleet.pool_slots(line.pool)
+            caps[_tier(line.pool, line.tier)] = max(int(most * slots), 1)
+
+    def _most_of(self, tier: int) -> float:
+        return self._admission.limits.max_shares.get(TIERS[tier], 1.0)
+
+    def _rates_to_tell(self) -> Iterator[tuple[str, tuple[float, int]]]:
+        """What was used of rates and not told yet; sometimes also of those that others may have used."""
+        now = trio.current_time()
+        look = now >= self._looked + LOOK_AT_RATES
+        if look:
+            self._looked = now
+        for name, bucket in self._rates.buckets():
+            if bucket.used != self._used.get(name) or (look and bucket.until_full(now)):
+                self._used[name] = bucket.used
+                yield name, (bucket.used, bucket.size)
+
+    def _marks(self) -> dict[str, str]:
+        frozen = {FROZEN + tenant: "1" for tenant in self._admission.frozen}
+        return frozen | {TOUCHED + worker: how for worker, how in self._fleet.touched.items()}
+
+    # -- hearing
+
+    def use(self, heard: Heard) -> None:
+        """See Local."""
+        for grant in heard.grants:
+            self._use_grant(grant)
+        now = trio.current_time()
+        buckets = dict(self._rates.buckets()) if heard.rates else {}
+        for name, (until_full, used) in heard.rates.items():
+            if name in buckets:
+                buckets[name].agree(until_full, used, now)
+        for name, value in heard.marks.items():
+            self._take_mark(name, value)
+
+    def _use_grant(self, grant: Grant) -> None:
+        line = self._lines.get(grant.want)
+        if line is not None:
+            # It was charged at the store; what admission charges now is told besides.
+            self._member.charge(_group(line.pool, line.tier), line.tenant, -grant.cost)
+            self._admission.grant(line, grant.worker.removeprefix("worker:"))
+
+    def _take_mark(self, name: str, value: str) -> None:
+        if name.startswith(FROZEN):
+            tenant = name.removeprefix(FROZEN)
+            self._admission.freeze(tenant) if value else self._admission.thaw(tenant)
+        elif name.startswith(TOUCHED):
+            self._fleet.touch_anywhere(name.removeprefix(TOUCHED), value or UNTOUCHED)
+
+    def stand(self, standing: Standing, members: tuple[str, ...]) -> None:
+        """See Local."""
+        if standing is Standing.SHARED:
+            self._divide(None, 1)
+            self._admission.place_by_grants(self._poke)
+        elif standing is Standing.ALONE and self._split:
+            me = self._member.replica
+            self._divide(lambda worker, slots: share_of(slots, worker, me, members), len(members))
+            self._admission.place_freely()
+        else:
+            reason = "what all replicas share can not be reached now"
+            self._admission.place_nothing(Problem.of("no_worker", reason, retry_after=1.0))
+
+    def _divide(self, portion: Callable[[str, int], int] | None, parties: int) -> None:
+        self._fleet.divide(portion)
+        self._admission.parties = self._rates.parties = parties
+
+
+def _worker(worker_id: str) -> str:
+    return f"worker:{worker_id}"
+
+
+def _tenant(tenant: str) -> str:
+    return f"tenant:{tenant}"
+
+
+def _tier(pool: str, tier: int) -> str:
+    return f"tier:{TIERS[tier]}|{pool}"
+
+
+def _group(pool: str, tier: int) -> str:
+    return f"{TIERS[tier]}|{pool}"
