@@ -13,13 +13,15 @@ import trio
 
 from ._connection import SILENT_LIMIT
 
-BACKLOG: Final = 1024
+BACKLOG: Final = 4096  # the kernel has a bound of its own, often the same
 SEND_BUFFER: Final = 64 * 1024  # bytes; the kernel doubles it for its own bookkeeping
 NOT_SENT: Final = 16 * 1024  # bytes that may wait in the kernel unsent
 
 _FULL: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _RETRY_AFTER: Final = 0.1  # seconds, when the process has no descriptor left
 _TCP_NOTSENT_LOWAT: Final = 25
+
+_ACCEPTS: Final = 32  # connections of one wake-up: each has a request that takes about half a millisecond
 
 Handler = Callable[[trio.SocketStream], Awaitable[None]]
 
@@ -114,27 +116,53 @@ class AcceptLoop:
 
     async def run(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
         """Accept until cancelled or until the listener is closed."""
+        # Trio's own accept lets all other tasks run after each: in a rush the backlog would overflow.
+        accepting = socket.socket(fileno=listener.socket.fileno())
+        try:
+            await self._accept_from(accepting, listener, nursery)
+        except trio.ClosedResourceError:
+            return
+        finally:
+            accepting.detach()  # the descriptor is the listener's
+
+    async def _accept_from(
+        self, accepting: socket.socket, listener: trio.SocketListener, nursery: trio.Nursery
+    ) -> None:
         complained = False
-        while True:
-            await self._permits.acquire()
+        while listener.socket.fileno() >= 0:
+            async with self._permits:
+                await trio.lowlevel.wait_readable(listener.socket)
             try:
-                stream = await listener.accept()
-            except trio.ClosedResourceError:
-                self._permits.release()
-                return
+                self._accept_some(accepting, nursery)
+                complained = False
             except OSError as exc:
-                self._permits.release()
-                if exc.errno not in _FULL:
-                    continue  # that one left before it was accepted
                 if not complained:
                     self._complain(exc)
-                    complained = True
+                complained = True
                 await trio.sleep(_RETRY_AFTER)
-                continue
-            except BaseException:
+
+    def _accept_some(self, accepting: socket.socket, nursery: trio.Nursery) -> None:
+        """Accept who is there, while there are permits.
+
+        Raises:
+            OSError: the process can have no more descriptors.
+        """
+        for _ in range(_ACCEPTS):
+            try:
+                self._permits.acquire_nowait()
+            except trio.WouldBlock:
+                return
+            try:
+                accepted, _ = accepting.accept()
+            except OSError as exc:
                 self._permits.release()
-                raise
-            complained = False
+                if isinstance(exc, BlockingIOError):
+                    return
+                if exc.errno in _FULL:
+                    raise
+                continue  # that one left before it was accepted
+            accepted.setblocking(False)
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
             nursery.start_soon(self._serve, stream)
 
     async def _serve(self, stream: trio.SocketStream) -> None:

@@ -1,0 +1,112 @@
+"""Accepting: some at a time, never more than there are permits, and on after a lack of descriptors."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+import trio.testing
+
+from trio_gateway.edge import AcceptLoop, open_listeners
+from trio_gateway.testing import until
+
+LIMIT = 20
+
+
+class Door:
+    """Holds every connection until it is told to let go."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.served = 0
+        self.most = 0
+        self.complaints: list[OSError] = []
+        self.let_go = trio.Event()
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        await self.let_go.wait()
+        await stream.send_all(b"!")
+        self.inside -= 1
+        self.served += 1
+
+
+@asynccontextmanager
+async def accepting(door: Door, permits: int) -> AsyncIterator[tuple[trio.SocketListener, str, int]]:
+    (listener,) = await open_listeners(("127.0.0.1:0",))
+    host, port = listener.socket.getsockname()[:2]
+    with trio.fail_after(LIMIT):
+        async with trio.open_nursery() as nursery:
+            loop = AcceptLoop(trio.Semaphore(permits), door.serve, door.complaints.append)
+            nursery.start_soon(loop.run, listener, nursery)
+            yield listener, host, port
+            nursery.cancel_scope.cancel()
+    listener.socket.close()
+
+
+def connected(host: str, port: int, count: int) -> list[socket.socket]:
+    return [socket.create_connection((host, port), timeout=LIMIT) for _ in range(count)]
+
+
+async def test_no_more_are_served_than_there_are_permits_and_the_others_afterwards() -> None:
+    door = Door()
+    async with accepting(door, 7) as (_, host, port):
+        clients = connected(host, port, 50)
+        await until(lambda: door.inside == 7)
+        door.let_go.set()
+        await until(lambda: door.served == 50)
+        assert door.most == 7
+        for client in clients:
+            assert client.recv(1) == b"!"
+            client.close()
+
+
+async def test_a_rush_is_taken_in_few_rounds() -> None:
+    door = Door()
+    async with accepting(door, 1000) as (_, host, port):
+        clients = connected(host, port, 60)
+        for _ in range(12):  # one each would need sixty
+            await trio.lowlevel.checkpoint()
+        assert door.inside == 60
+        for client in clients:
+            client.close()
+        door.let_go.set()
+
+
+async def test_without_descriptors_it_complains_once_and_goes_on_when_there_are_some() -> None:
+    door = Door()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with accepting(door, 100) as (_, host, port):
+        clients = connected(host, port, 1)
+        await until(lambda: door.inside == 1)
+        late = socket.socket()
+        late.settimeout(LIMIT)
+        highest = late.fileno()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+        try:
+            late.connect((host, port))
+            await until(lambda: bool(door.complaints))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await until(lambda: door.inside == 2)
+        assert len(door.complaints) == 1
+        door.let_go.set()
+        await until(lambda: door.served == 2)
+        for client in (*clients, late):
+            assert client.recv(1) == b"!"
+            client.close()
+
+
+async def test_it_ends_with_its_listener() -> None:
+    door = Door()
+    (listener,) = await open_listeners(("127.0.0.1:0",))
+    with trio.fail_after(LIMIT):
+        async with trio.open_nursery() as nursery:
+            loop = AcceptLoop(trio.Semaphore(1), door.serve, door.complaints.append)
+            nursery.start_soon(loop.run, listener, nursery)
+            await trio.testing.wait_all_tasks_blocked()
+            listener.socket.close()
