@@ -568,6 +568,24 @@ async def test_a_client_that_was_slow_once_gets_everything_and_what_comes_later_
         assert rig.record.bytes_delivered == len(client.received)
 
 
+async def test_a_client_that_was_slow_costs_no_more_beyond_its_buffer_when_it_is_slow_again(
+    autojump_clock: MockClock,
+) -> None:
+    word = chat_chunk({"content": "x" * 12 * KiB})
+    async with rigged((Head(), word, word, Wait(5), word, Hold()), **FULL_SPEED) as rig:
+        client = RecordingClient(room=1000)
+        running = rig.start(client=client)
+        await trio.sleep(1)
+        client.read(64 * KiB)
+        await trio.sleep(1)
+        assert (client.pending, running.exchange.buffered) == (0, 0)  # it has caught up
+        client.stop_reading()
+        await trio.sleep(4)
+        assert 0 < client.pending <= 8 * KiB
+        assert running.exchange.buffered > 0
+        running.scope.cancel()
+
+
 async def test_a_client_that_is_slow_again_and_again_gets_every_byte_in_order(
     autojump_clock: MockClock,
 ) -> None:
