@@ -16,7 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_gateway.flow import EpollPoller, ReadLoop
 from trio_gateway.flow._read_loop import GATHER, STEPS_A_TURN, TURN
-from trio_gateway.testing import FakePoller
+from trio_gateway.testing import FakePoller, until
 
 
 class Stream:
@@ -61,7 +61,7 @@ async def looping() -> AsyncIterator[tuple[ReadLoop, FakePoller, trio.Nursery]]:
     poller = FakePoller()
     loop = ReadLoop(poller)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(loop.run)
+        nursery.start_soon(loop.run)  # noqa: ASYNC113 - it waits until it is there
         await wait_all_tasks_blocked()
         yield loop, poller, nursery
         nursery.cancel_scope.cancel()
@@ -243,8 +243,7 @@ async def test_a_number_that_comes_again_within_a_turn_is_not_taken_for_the_old_
         await wait_all_tasks_blocked()
         first.say("a")
         old.say("b")
-        while not (first.taken and new.number in poller.watched):
-            await trio.lowlevel.checkpoint()
+        await until(lambda: bool(first.taken) and new.number in poller.watched)
         await wait_all_tasks_blocked()
         assert (old.told, old.taken, stepped, len(loop)) == ([False], [], [], 2)
 
@@ -278,8 +277,7 @@ async def test_a_descriptor_closed_without_a_word_does_not_keep_its_number_from_
         nursery.start_soon(read, take)
         far.send(b"new")
         with trio.fail_after(5):
-            while len(told) < 2:
-                await trio.lowlevel.checkpoint()
+            await until(lambda: len(told) == 2)
         assert (told, got) == ([False, True], [b"new"])
         nursery.cancel_scope.cancel()
         near.close()
@@ -338,8 +336,7 @@ async def test_a_turn_ends_after_a_millisecond_even_if_few_streams_were_read() -
             await wait_all_tasks_blocked()
             for stream in slow:
                 stream.say("a")
-            while not all(stream.taken for stream in slow):
-                await trio.lowlevel.checkpoint()
+            await until(lambda: all(stream.taken for stream in slow))
             trio.lowlevel.remove_instrument(steps)
             return steps.each
 

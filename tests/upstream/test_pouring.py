@@ -16,6 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from trio_gateway.errors import UpstreamFailed, UpstreamFault
 from trio_gateway.flow import ReadLoop
+from trio_gateway.testing import until
 from trio_gateway.upstream._connection import Answer, Connection
 from trio_gateway.wire import CHUNKED, UNTIL_CLOSE, Header, ResponseHead
 
@@ -200,8 +201,7 @@ async def test_a_loop_that_ends_leaves_its_streams_to_be_read_by_their_own_tasks
         nursery.start_soon(read, lambda data, now: not got.append(data))  # type: ignore[func-returns-value]
         await wait_all_tasks_blocked()
         far.socket.send(b"one")
-        while not got:
-            await trio.lowlevel.checkpoint()
+        await until(lambda: bool(got))
         scope.cancel()
         await wait_all_tasks_blocked()
         far.socket.send(b"two")
