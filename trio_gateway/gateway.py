@@ -34,6 +34,7 @@ from .admin import (
     serve_admin,
 )
 from .admission import Admission
+from .cluster import Member, Replica, ReplicaSettings, StoreAddress, connect
 from .config import Settings, Source, TenantMerger, certificate_complaint
 from .contract import InternalRequest, Worker
 from .edge import (
@@ -78,6 +79,7 @@ from .operations import (
     House,
     Operations,
     Prepared,
+    Sharing,
     Trail,
     admission_limits,
     attempt_limits,
@@ -205,6 +207,7 @@ class Gateway:
             dice=random.random,
             estimate=self.admission.probable_tokens,
         )
+        self.replica: Final = self._make_replica(settings)
         self._basis = settings, TenantMerger(settings.tenants)
         self.follower: Final = (
             None
@@ -306,6 +309,9 @@ class Gateway:
             nursery.start_soon(self.read_loop.run)
         if self.follower is not None:
             await nursery.start(self.follower.run)
+        if self.replica is not None:
+            nursery.start_soon(self.replica.run)
+            await self.replica.tried.wait()
         nursery.start_soon(self._operations.trail.run)
         nursery.start_soon(self._operations.auditor.run)
         nursery.start_soon(self._hear_reloads, reloads)
@@ -402,6 +408,8 @@ class Gateway:
         self.live.end_all(SHUT_DOWN)
         await self.live.wait_none()
         await self.sockets.close_all()
+        if self.replica is not None:
+            await self.replica.leave()
         await self._operations.trail.finish(TRAIL_LIMIT)
         self._log.write("info", "stopped")
 
@@ -541,6 +549,45 @@ class Gateway:
             traced=None if self.exporter is None else self.exporter.ended,
         )
 
+    def _make_replica(self, settings: Settings) -> Replica | None:
+        """Make what shares with other replicas, if the settings say where."""
+        cluster = settings.cluster
+        if cluster.url is None:
+            return None
+        url = cluster.url
+        address = StoreAddress(
+            url.host,
+            url.port,
+            url.database,
+            prefix=cluster.prefix,
+            patience=cluster.patience,
+            user=url.user,
+            password=url.password,
+            tls=url.tls,
+            ca=cluster.ca,
+        )
+        member = Member(self.boot_id, cluster.lease)
+        sharing = Sharing(
+            self.admission,
+            self.fleet,
+            self.rates,
+            member,
+            split=cluster.on_loss == "split",
+        )
+        return Replica(
+            ReplicaSettings(cluster.lease, min(cluster.lease / 4, 1.0)),
+            member,
+            lambda: connect(address),
+            sharing,
+            self._note_store,
+        )
+
+    def _note_store(self, found: bool, detail: str) -> None:
+        if found:
+            self._log.write("info", "store_found", detail=detail)
+        else:
+            self._log.write("warning", "store_lost", reason=detail)
+
     def _make_exporter(self, settings: Settings) -> Exporter | None:
         telemetry = settings.telemetry
         if telemetry.otlp_endpoint is None:
@@ -648,6 +695,7 @@ class Gateway:
             loop_watch=self.loop_watch,
             watch=self.watch,
             exporter=self.exporter,
+            replica=self.replica,
         )
 
     @property

@@ -96,17 +96,20 @@ class OneReplica:
         self.admission: Final = self.workers.admission
         self.rates: Final = RateBook(limits or {}, clock=trio.current_time, dice=random.random)
         self.member: Final = Member(self.name, LEASE)
-        self.notes: list[str] = []
+        self.notes: list[tuple[bool, str]] = []
         self.sharing: Final = Sharing(
             self.admission,
             self.workers.fleet,
             self.rates,
             self.member,
             split=split,
-            poke=lambda urgent: self.replica.poke(urgent),
         )
         self.replica: Final = Replica(
-            ReplicaSettings(LEASE, LEASE / 4), self.member, gate, self.sharing, self.notes.append
+            ReplicaSettings(LEASE, LEASE / 4),
+            self.member,
+            gate,
+            self.sharing,
+            lambda *note: self.notes.append(note),
         )
         self.served: Counter[str] = Counter()
         self.refused = 0

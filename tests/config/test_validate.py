@@ -29,8 +29,8 @@ DURATION = 'must be a number of seconds or a string such as "1.5 s"'
         (
             "zzzzzz = 1",
             "1: zzzzzz: unknown key; known here: server, admin, internal, workers, models, tenants, limits, "
-            "admission, deadlines, retry, breaker, probes, fleet, kubernetes, delivery, stream, websocket, "
-            "shutdown, database, log",
+            "admission, deadlines, retry, breaker, probes, fleet, kubernetes, cluster, delivery, stream, "
+            "websocket, shutdown, database, log",
         ),
         ("[log]\nLEVEL = 'info'", '2: log.LEVEL: unknown key; did you mean "level"?'),
         (

@@ -99,6 +99,13 @@ async def test_every_metric_is_described_with_its_type_and_labels(tmp_path: Path
         ) as gateway,
     ):
         page = (await see_everything(gateway, go)).decode()
+    # Whoever has not reached the store of its cluster serves nobody, and tells of that.
+    async with (
+        open_engine() as engine,
+        serving(engine, cluster={"url": "redis://127.0.0.1:9"}) as gateway,
+    ):
+        whole = (await ask_admin(gateway, "/metrics")).body.decode().splitlines(keepends=True)
+        page += "".join(line for line in whole if "trio_gateway_cluster_" in line)
     exported: dict[str, tuple[str, set[str]]] = {}
     for family in text_string_to_metric_families(page):
         if not family.name.startswith("trio_gateway_"):

@@ -46,6 +46,16 @@ STATISTICS: dict[str, Any] = {
         "refused": 25,
     },
     "spans": {"sent": 26, "dropped": 27},
+    "cluster": {
+        "standing": {"outside": 0, "shared": 1, "alone": 0},
+        "replicas": ["a", "b", "c"],
+        "settling": False,
+        "turns": {"joined": 30, "fenced": 1, "late": 0, "failed": 2},
+        "turn_seconds": 1.5,
+        "losses": 1,
+        "granted": 28,
+        "scope": "fleet",
+    },
     "queue": {
         "depth": 5,
         "bytes": 500,
@@ -164,6 +174,9 @@ def value_of(name: str, statistics: dict[str, Any] = STATISTICS, /, **labels: st
         ("delivery_lag_seconds_count", {}, 9),
         ("conservation_error", {}, 0),
         ("leaks", {}, 2),
+        ("cluster_standing", {"standing": "shared"}, 1),
+        ("cluster_replicas", {}, 3),
+        ("cluster_turns_total", {"state": "failed"}, 2),
         ("build_info", {"version": "1.2.3"}, 1),
     ],
 )
@@ -176,7 +189,9 @@ def test_there_is_a_sample_for_each_figure_and_no_other() -> None:
     workers, tenants, single = len(STATISTICS["workers"]), len(STATISTICS["queue"]["tenants"]), 12
     ages, breakers, tiers, buffered, loop, records, exported = 1, 3, 3, 2, SERIES + 2, 5, 2
     times = SERIES * sum(map(len, STATISTICS["times"].values()))
+    cluster = 3 + 4 + 4
     others = ages + breakers + tiers + tenants + buffered + loop + records + exported + times + single
+    others += cluster
     assert len(samples(STATISTICS)) == rows + 5 * workers + others
 
 
@@ -188,14 +203,16 @@ def test_the_process_tells_of_itself_under_the_usual_names() -> None:
     assert all(name.startswith("process_") for name in others)
 
 
-def test_without_a_database_or_a_collector_nothing_is_told_of_them() -> None:
-    plain = {**STATISTICS, "ledger": None, "spans": None}
+def test_without_a_database_a_cluster_or_a_collector_nothing_is_told_of_them() -> None:
+    plain = {**STATISTICS, "ledger": None, "cluster": None, "spans": None}
     gone = {name for name, _ in samples(STATISTICS)} - {name for name, _ in samples(plain)}
     assert gone == {
         f"trio_gateway_{name}"
         for name in (
             *("journal_bytes", "journal_limit_bytes", "journal_behind_bytes", "database_away"),
             *("records_refused_total", "exported_exchanges_total"),
+            *("cluster_standing", "cluster_replicas", "cluster_turns_total", "cluster_turn_seconds_total"),
+            *("cluster_losses_total", "cluster_grants_total"),
         )
     }
 

@@ -438,6 +438,11 @@ class Admission:
         """Refuse who comes, and let who waits wait, until something is placed again."""
         self._ask, self._outage = _ask_nobody, problem
 
+    @property
+    def outage(self) -> Problem | None:
+        """With what everybody is refused; None: nobody is for that."""
+        return self._outage
+
     def lines(self) -> list[Line]:
         """Tell who could be placed if there were slots; refuses those for whom nothing can come."""
         found = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -21,6 +21,7 @@ SECONDS_BETWEEN_LOOKS: Final = 0.02  # while somebody waits: what others gave ba
 SECONDS_TO_GATHER: Final = 0.05  # what is given back and nobody waits for goes with the next turn, or then
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
+TURNS: Final = ("joined", "fenced", "late", "failed")
 FAREWELL: Final = 0.5  # seconds for the last turn
 
 
@@ -46,8 +47,8 @@ class Local(Protocol):
     def use(self, heard: Heard) -> None:
         """Take what was heard, at once."""
 
-    def stand(self, standing: Standing, members: tuple[str, ...]) -> None:
-        """Place as a replica of this standing does, from now on."""
+    def stand(self, standing: Standing, members: tuple[str, ...], poke: Callable[[bool], None]) -> None:
+        """Place as a replica of this standing does, from now on; ``poke`` is `Replica.poke`."""
 
 
 @dataclass(slots=True)
@@ -67,7 +68,7 @@ class Replica:
         member: what is kept of the store.
         connect: opens a connection.
         local: this process.
-        note: told in words when the store is found or lost.
+        note: told whether the store was found, or else is lost, and in words what of it.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Replica:
         member: Member,
         connect: Callable[[], Connect],
         local: Local,
-        note: Callable[[str], None],
+        note: Callable[[bool, str], None],
     ) -> None:
         self._settings = settings
         self.member: Final = member
@@ -85,9 +86,24 @@ class Replica:
         self._note = note
         self.statistics: Final = ReplicaStatistics(Counter())
         self.tried: Final = trio.Event()  # it is known whether the store can be reached
+        self._scope = trio.CancelScope()
         self._urgent = self._changed = False
         self._nap: trio.CancelScope | None = None
         self._waiting = False
+
+    def figures(self) -> dict[str, Any]:
+        """Answer counts since start, and how it stands right now."""
+        counts, member = self.statistics, self.member
+        return {
+            "standing": {each.value: int(each is member.standing) for each in Standing},
+            "replicas": list(member.members),
+            "settling": member.settling,
+            "turns": {state: counts.turns[state] for state in TURNS},
+            "turn_seconds": round(counts.seconds, 6),
+            "losses": counts.losses,
+            "granted": counts.granted,
+            "scope": "fleet",
+        }
 
     def poke(self, urgent: bool) -> None:
         """Say that something changed. Never waits."""
@@ -99,9 +115,13 @@ class Replica:
             self._nap.deadline = min(self._nap.deadline, due)
 
     async def run(self) -> None:
-        """Take turns until cancelled."""
+        """Take turns until `leave`."""
+        with self._scope:
+            await self._run()
+
+    async def _run(self) -> None:
         pause = FIRST_PAUSE
-        self._local.stand(self.member.standing, ())
+        self._local.stand(self.member.standing, (), self.poke)
         while True:
             try:
                 async with self._connect() as link:
@@ -120,10 +140,10 @@ class Replica:
         if self.member.standing is Standing.SHARED:
             self.statistics.losses += 1
             self.member.be_alone()
-            self._note(f"lost: {lost}")
-            self._local.stand(self.member.standing, self.member.members)
+            self._note(False, str(lost))
+            self._local.stand(self.member.standing, self.member.members, self.poke)
         elif not self.tried.is_set():
-            self._note(f"not reached: {lost}")
+            self._note(False, str(lost))
 
     async def _take_turns(self, link: Link) -> None:
         while True:
@@ -145,8 +165,8 @@ class Replica:
             if reply.state != "joined":
                 continue  # it joins (again) in the next turn
             if before is not Standing.SHARED:
-                self._note(f"found, with {len(reply.members)} replicas")
-                self._local.stand(self.member.standing, self.member.members)
+                self._note(True, f"{len(reply.members)} replicas")
+                self._local.stand(self.member.standing, self.member.members, self.poke)
             self.statistics.granted += len(heard.grants)
             self._local.use(heard)
             self.tried.set()
@@ -174,7 +194,8 @@ class Replica:
         self._nap = None
 
     async def leave(self) -> None:
-        """Tell the store that this replica has nothing any more; `run` must have ended. Gives up soon."""
+        """End `run`, and tell the store that this replica has nothing any more. Gives up soon."""
+        self._scope.cancel()
         with trio.move_on_after(FAREWELL):
             await trio.lowlevel.checkpoint()
             try:

@@ -82,9 +82,7 @@ class _CoredisLink:
         """See Link."""
         try:
             with trio.fail_after(self._patience):
-                if self._sha is None:
-                    self._sha = await self._client.script_load(SCRIPT)
-                answer = await self._client.evalsha(self._sha, keys=[self._root], args=[told])
+                answer = await self._call(told)
         except trio.TooSlowError:
             raise StoreLost(f"no answer within {self._patience} s") from None
         except Exception as exc:
@@ -92,6 +90,18 @@ class _CoredisLink:
         if not isinstance(answer, bytes):
             raise StoreLost("an answer that no turn has")
         return answer
+
+    async def _call(self, told: bytes) -> object:
+        import coredis
+
+        for known in (self._sha is not None, False):
+            if not known:
+                self._sha = await self._client.script_load(SCRIPT)
+            try:
+                return await self._client.evalsha(self._sha, keys=[self._root], args=[told])
+            except coredis.exceptions.NoScriptError:  # it was flushed, and did nothing
+                continue
+        raise StoreLost("it keeps no scripts")
 
 
 @asynccontextmanager
@@ -127,13 +137,15 @@ async def connect(address: StoreAddress) -> AsyncIterator[Link]:
         raise StoreLost(_said(_first(lost))) from None
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    found: BaseException = group
+def _first(found: BaseException) -> BaseException:
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
     return found
 
 
 def _said(exc: BaseException) -> str:
-    """What went wrong, on one line of bounded length: what a store says has no credentials of ours."""
-    return f"{type(exc).__name__}: {exc}".splitlines()[0][:200]
+    """What went wrong and why, on one line of bounded length; what a store says has no secrets of ours."""
+    said, cause = f"{type(exc).__name__}: {exc}", exc.__cause__ or exc.__context__
+    if cause is not None:
+        said = f"{said} ({_first(cause)})"
+    return " ".join(said.split())[:300]

@@ -9,6 +9,7 @@ How a file becomes settings, in order: `_document` (TOML, overrides, where each 
 
 from trio_gateway.config._addresses import Bind, Endpoint, parse_bind, parse_network, parse_origin, parse_url
 from trio_gateway.config._certificates import certificate_complaint
+from trio_gateway.config._cluster import ClusterSettings, StoreUrl, parse_store_url
 from trio_gateway.config._database import DatabaseUrl, parse_database_url
 from trio_gateway.config._explain import explain
 from trio_gateway.config._fields import Section
@@ -57,6 +58,7 @@ __all__ = [
     "AdmissionSettings",
     "Bind",
     "BreakerSettings",
+    "ClusterSettings",
     "ConfigurationError",
     "DatabaseSettings",
     "DatabaseUrl",
@@ -79,6 +81,7 @@ __all__ = [
     "Settings",
     "ShutdownSettings",
     "Source",
+    "StoreUrl",
     "StreamSettings",
     "TenantMerger",
     "TenantSettings",
@@ -96,6 +99,7 @@ __all__ = [
     "parse_network",
     "parse_origin",
     "parse_settings",
+    "parse_store_url",
     "parse_url",
     "quoted_key",
     "reference_page",

@@ -47,6 +47,7 @@ def check(draft: Draft, report: Report) -> None:
     _check_workers(draft, report)
     _check_timeouts(draft, report)
     _check_heartbeats(draft, report)
+    _check_cluster(draft, report)
     _check_registration(draft, report)
     _check_tls(draft, report)
     _check_public_binds(draft, report)
@@ -103,6 +104,20 @@ def _check_heartbeats(draft: Draft, report: Report) -> None:
             "one lost heartbeat would lose the worker"
         )
         report.add(("fleet", next(written)), message)
+
+
+def _check_cluster(draft: Draft, report: Report) -> None:
+    lease, patience = draft.value("cluster", "lease"), draft.value("cluster", "patience")
+    if lease is not None and patience is not None and patience >= lease:
+        report.add(("cluster", "patience"), f"must be less than cluster.lease ({_shown(lease)})")
+    if not report.document.written(("cluster", "url")):
+        return
+    why = "must be at least 1 with cluster.url: a request waits for the store's answer in the queue"
+    if draft.value("admission", "max_queued") == 0:
+        report.add(("admission", "max_queued"), why)
+    for index, tenant in _tenants(draft):
+        if tenant.max_queued == 0:
+            report.add(("tenants", index, "max_queued"), why)
 
 
 # Names --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from trio_gateway.config._addresses import Bind
 from trio_gateway.config._certificates import certificate_complaint
+from trio_gateway.config._cluster import StoreUrl
 from trio_gateway.config._database import DatabaseUrl
 from trio_gateway.config._document import TABLE_LISTS, Document
 from trio_gateway.config._fields import Section, as_text
@@ -158,7 +159,7 @@ def _toml(value: Any, extra: Any) -> str:
             return "{" + ", ".join(f"{tier} = {{max_share = {share:g}}}" for tier, share in shares) + "}"
         case TlsSettings():
             return f"{{certificate = {quoted(value.certificate)}, key = {quoted(value.key)}}}"
-        case Bind() | DatabaseUrl() | Fraction() | IPv4Network() | IPv6Network() | str():
+        case Bind() | DatabaseUrl() | StoreUrl() | Fraction() | IPv4Network() | IPv6Network() | str():
             return quoted(as_text(value))
     raise AssertionError(type(value))
 

@@ -15,6 +15,7 @@ from pydantic import SecretStr
 
 from trio_gateway.config._certificates import what_is_wrong
 from trio_gateway.config._checks import check
+from trio_gateway.config._cluster import ClusterSettings
 from trio_gateway.config._document import TABLE_LISTS, Document, Override, parse_document, read_overrides
 from trio_gateway.config._kubernetes import KubernetesSettings
 from trio_gateway.config._problems import ConfigurationError, Path, Problem, dotted
@@ -150,6 +151,9 @@ def assemble(
     kubernetes = draft.sections.get("kubernetes")
     if isinstance(kubernetes, KubernetesSettings):
         kubernetes = _with_account(kubernetes, folder)
+    cluster = draft.sections.get("cluster")
+    if isinstance(cluster, ClusterSettings) and cluster.ca is not None:
+        cluster = cluster.model_copy(update={"ca": str(folder.absolute() / cluster.ca)})
     if report.problems:
         raise ConfigurationError(
             sorted(report.problems, key=lambda problem: _reading_order(problem, document))
@@ -161,6 +165,7 @@ def assemble(
         "database": database,
         "telemetry": telemetry,
         "kubernetes": kubernetes,
+        "cluster": cluster,
         "workers": workers,
     }
     parts: dict[str, Any] = {**draft.sections, **lists, **files}

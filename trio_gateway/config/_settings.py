@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trio_gateway.config._cluster import ClusterSettings
 from trio_gateway.config._fields import Section
 from trio_gateway.config._kubernetes import KubernetesSettings
 from trio_gateway.config._sections import (
@@ -47,6 +48,7 @@ class Settings(Section):
     probes: ProbesSettings = ProbesSettings()
     fleet: FleetSettings = FleetSettings()
     kubernetes: KubernetesSettings = KubernetesSettings()
+    cluster: ClusterSettings = ClusterSettings()
     delivery: DeliverySettings = DeliverySettings()
     stream: StreamSettings = StreamSettings()
     websocket: WebSocketSettings = WebSocketSettings()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..admin import Access
 from ..admission import Admission
+from ..cluster import Replica
 from ..edge import Generator, HangupWatch, HttpServer, Sockets, UnplacedBytes
 from ..exchange import LiveExchanges, Parts
 from ..fleet import DrainKeeper, Fleet, FleetWatch, Registrations
@@ -28,6 +29,7 @@ class House:
         idle_times: how long engines took to let go of what was abandoned.
         follower: of tenants in the database, if there is one.
         leaks: what the last look of the self-audit found held for nobody.
+        replica: of a cluster, if it is one.
         stopping: why the gateway takes no more work; None: it does.
     """
 
@@ -58,6 +60,7 @@ class House:
     loop_watch: LoopWatch
     watch: HangupWatch
     exporter: Exporter | None = None
+    replica: Replica | None = None
     leaks: int = 0
     stopping: str | None = None
 
@@ -90,6 +93,8 @@ class House:
             return self.stopping
         if not (self.keyring.complete or self.keyring.tenants):
             return "the tenants have not been read yet"
+        if (outage := self.admission.outage) is not None:
+            return outage.message
         if not self.fleet.books:
             return "there is no worker"
         return None if self.fleet.ready() else "no worker is ready"

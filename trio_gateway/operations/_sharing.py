@@ -26,7 +26,6 @@ class Sharing:
     Args:
         member: what is kept of the store.
         split: while the store is lost, place by this replica's share; else refuse.
-        poke: wakes the task that speaks to the store.
     """
 
     def __init__(
@@ -37,14 +36,12 @@ class Sharing:
         member: Member,
         *,
         split: bool,
-        poke: Callable[[bool], None],
     ) -> None:
         self._admission = admission
         self._fleet = fleet
         self._rates = rates
         self._member = member
         self._split = split
-        self._poke = poke
         self._lines: dict[str, Line] = {}
         self._used: dict[str, float] = {}
         self._looked = 0.0
@@ -148,11 +145,11 @@ class Sharing:
         elif name.startswith(TOUCHED):
             self._fleet.touch_anywhere(name.removeprefix(TOUCHED), value or UNTOUCHED)
 
-    def stand(self, standing: Standing, members: tuple[str, ...]) -> None:
+    def stand(self, standing: Standing, members: tuple[str, ...], poke: Callable[[bool], None]) -> None:
         """See Local."""
         if standing is Standing.SHARED:
             self._divide(None, 1)
-            self._admission.place_by_grants(self._poke)
+            self._admission.place_by_grants(poke)
         elif standing is Standing.ALONE and self._split:
             me = self._member.replica
             self._divide(lambda worker, slots: share_of(slots, worker, me, members), len(members))

@@ -69,6 +69,7 @@ def statistics(house: House) -> dict[str, Any]:
         "counts": _counts(books),
         "ledger": None if house.ledger is None else house.ledger.statistics(),
         "tenants": None if house.follower is None else house.follower.statistics(),
+        "cluster": None if house.replica is None else house.replica.figures(),
         "spans": None if house.exporter is None else house.exporter.figures(),
         "log_lines_dropped": house.log.dropped,
         "recent": list(books.recent),

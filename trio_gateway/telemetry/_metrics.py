@@ -56,6 +56,8 @@ def _page(now: dict[str, Any]) -> Iterator[str]:
     yield from _count("log_lines_dropped", "Log lines that nobody took.", now["log_lines_dropped"])
     if now["ledger"] is not None:
         yield from _records(now["ledger"])
+    if now["cluster"] is not None:
+        yield from _cluster(now["cluster"])
     if now["spans"] is not None:
         rows = _rows(now["spans"])
         text = "Sampled exchanges for the collector."
@@ -134,6 +136,17 @@ def _records(ledger: dict[str, Any]) -> Iterator[str]:
     away = int(ledger["trouble"] is not None)
     yield from _single("database_away", "1: records can not be written to it.", away)
     yield from _count("records_refused", "Requests that could not be recorded.", ledger["refused"])
+
+
+def _cluster(figures: dict[str, Any]) -> Iterator[str]:
+    text = "1: how this replica stands to the store of its cluster."
+    yield from _gauge("cluster_standing", text, ("standing",), _rows(figures["standing"]))
+    yield from _single("cluster_replicas", "Replicas that shared last.", len(figures["replicas"]))
+    turns = _rows(figures["turns"])
+    yield from _family("counter", "cluster_turns_total", "Turns at the store.", ("state",), turns)
+    yield from _count("cluster_turn_seconds", "Seconds that turns took.", figures["turn_seconds"])
+    yield from _count("cluster_losses", "Times that the store was lost.", figures["losses"])
+    yield from _count("cluster_grants", "Placements that the store granted.", figures["granted"])
 
 
 # The format -------------------------------------------------------------------------------------------------
