@@ -35,7 +35,8 @@ def a_screen(*rows: dict[str, Any], **members: Any) -> Screen:
     port = FakeAdminPort()
     screen = Screen(**members)
     screen.snapshot = port.snapshot()
-    screen.rows |= {"workers": port.snapshot()["workers"], "tenants": trio.run(port.tenants)}
+    tenants: list[Any] = trio.run(port.tenants)
+    screen.rows |= {"workers": port.snapshot()["workers"], "tenants": tenants}
     found = list(rows or port.rows)
     screen.take_requests({"requests": found, "total": len(found), "offset": 0})
     return screen

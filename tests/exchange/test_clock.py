@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar, copy_context
@@ -168,6 +169,17 @@ async def test_many_that_are_due_together_leave_others_their_turn(autojump_clock
         assert max(map(len, runs)) <= 2 * LOOKS_A_TURN  # the end of one turn and the beginning of the next
         for clock in many:
             clock.stop()
+
+
+async def test_one_that_stopped_keeps_nothing_of_its_exchange(autojump_clock: MockClock) -> None:
+    async with running() as clocks:
+        looks = Looks(10**6)
+        known = weakref.ref(looks)
+        clock = started(clocks, looks)
+        await trio.sleep(1)
+        clock.stop()
+        del looks
+        assert known() is None
 
 
 async def test_entries_of_stopped_clocks_do_not_pile_up(autojump_clock: MockClock) -> None:

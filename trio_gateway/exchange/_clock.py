@@ -20,6 +20,14 @@ LOOKS_A_TURN: Final = 32  # then other tasks have theirs
 _STALE: Final = 64  # entries of clocks that stopped or are due at another time, beside as many as there are
 
 
+def _never(now: float) -> float:
+    return math.inf
+
+
+def _nobody(exc: Exception) -> None:
+    """Nobody is told."""
+
+
 @final
 class ExchangeClock:
     """Has ``look`` called whenever something may be due, from `start` to `stop`.
@@ -52,9 +60,10 @@ class ExchangeClock:
         self.poke()
 
     def stop(self) -> None:
-        """Look no more. Idempotent."""
+        """Look no more, and forget whom it was for: entries outlive their exchange. Idempotent."""
         if self._context is not None:
             self._context = None
+            self._look, self._failed = _never, _nobody
             self.due = math.inf
             self._clocks.running -= 1
 
@@ -70,8 +79,9 @@ class ExchangeClock:
         try:
             due = self._context.run(self._look, now)
         except Exception as exc:
+            failed = self._failed
             self.stop()
-            self._failed(exc)
+            failed(exc)
             return
         if self.runs and due < self.due:
             self._clocks.note(self, due)
@@ -104,8 +114,9 @@ class ExchangeClocks:
     async def run(self) -> None:
         """Look for ever."""
         while True:
-            while self._look_at_some(trio.current_time()):
+            if self._look_at_some(trio.current_time()):
                 await trio.lowlevel.checkpoint()
+                continue
             with trio.CancelScope(deadline=self._heap[0][0] if self._heap else math.inf) as self._nap:
                 await trio.sleep_forever()
             self._nap = None
