@@ -35,6 +35,7 @@ SCENARIOS: Final = (
     "large_bodies",
     "routing",
     "routing_live",
+    "scale_on_paper",
     "failover",
     "rolling_restart",
     "slow_releases",

@@ -15,11 +15,21 @@ import itertools
 import math
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from trio_gateway.fleet.cores import Candidate, Outage, Snapshot, Source, choose, filtered
+from trio_gateway.fleet.cores import (
+    LOOKED_AT,
+    MANY,
+    Candidate,
+    Outage,
+    Snapshot,
+    Source,
+    choose,
+    drawn,
+    filtered,
+)
 
 MOST_ATTEMPTS: Final = 3  # retry.max_attempts
 FRESH: Final = 0.02  # seconds; how old news may be for an attempt that is the last
@@ -105,8 +115,19 @@ class Result:
 def ours(
     candidates: Sequence[Candidate], rng: random.Random, keys: Sequence[bytes], gateway: Gateway
 ) -> Candidate | None:
+    if len(candidates) > MANY and not keys:
+        some = drawn(candidates, LOOKED_AT, rng.random)
+        if (chosen := of_all(some, rng, keys, gateway)) is not None:
+            return chosen
+    return of_all(candidates, rng, keys, gateway)
+
+
+def of_all(
+    candidates: Sequence[Candidate], rng: random.Random, keys: Sequence[bytes], gateway: Gateway
+) -> Candidate | None:
+    """The package's choice, among however many."""
     last = gateway.waiting[0].attempts == MOST_ATTEMPTS - 1
-    return choose(candidates, rng.random, keys=keys, oldest=FRESH if last else math.inf)
+    return choose(candidates, rng.random, keys=keys, oldest=FRESH + gateway.ahead if last else math.inf)
 
 
 def at_random(
@@ -273,12 +294,26 @@ class View:
 
 
 class Gateway:
-    """One process: its views, and those who wait in it."""
+    """One process: its views, and those who wait in it.
+
+    Attributes:
+        ahead: seconds by which its candidates' ages are more than the truth; they compare all the same.
+    """
+
+    ahead = 0.0
 
     def __init__(self, workers: Sequence[WorkerModel], slots: int, first: int) -> None:
-        self.views = [View(worker, slots) for worker in workers]
+        self.views: Mapping[int, View] = {each.number: View(each, slots) for each in workers}
         self.waiting: deque[Request] = deque()
         self.turn = itertools.count(first)
+
+    def view(self, number: int) -> View:
+        """What it knows of a worker."""
+        return self.views[number]
+
+    def candidates(self, now: float) -> Sequence[Candidate]:
+        """All workers as it sees them, by number."""
+        return [view.candidate(now) for view in self.views.values()]
 
 
 # -- what becomes of it
@@ -297,9 +332,9 @@ class Simulation:
         self._policy = policy
         self._rng = random.Random(f"dice {dice}")
         self._story = story(setting, seed)
-        self._workers = [WorkerModel(number, setting) for number in range(setting.workers)]
+        self._workers = [self._worker(number) for number in range(setting.workers)]
         firsts = range(setting.gateways)
-        self._gateways = [Gateway(self._workers, setting.slots, self._rng.randrange(99)) for _ in firsts]
+        self._gateways = [self._gateway(self._rng.randrange(99)) for _ in firsts]
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._numbers = itertools.count()
@@ -309,6 +344,12 @@ class Simulation:
         self._peaks: list[int] = []
         self._means: list[float] = []
         self.result = Result()
+
+    def _worker(self, number: int) -> WorkerModel:
+        return WorkerModel(number, self._setting)
+
+    def _gateway(self, first: int) -> Gateway:
+        return Gateway(self._workers, self._setting.slots, first)
 
     def run(self) -> Result:
         """Play the story to its end; all who arrived are served or failed before it answers."""
@@ -342,7 +383,7 @@ class Simulation:
         return [
             (moment(g, w) * setting.period, gateway, view)
             for g, gateway in enumerate(self._gateways)
-            for w, view in enumerate(gateway.views)
+            for w, view in gateway.views.items()
         ]
 
     def _at(self, when: float, happen: Callable[[], None]) -> None:
@@ -374,12 +415,12 @@ class Simulation:
         """Try to place the first that waits; answers whether it left the queue."""
         request = gateway.waiting[0]
         while request.attempts < MOST_ATTEMPTS:
-            candidates = [view.candidate(self._now) for view in gateway.views]
+            candidates = gateway.candidates(self._now)
             chosen = self._policy(candidates, self._rng, self._keys(request), gateway)
             if chosen is None:
                 return False
             request.attempts += 1
-            if self._attempt(gateway, gateway.views[candidates.index(chosen)], request):
+            if self._attempt(gateway, gateway.view(number_of(chosen)), request):
                 gateway.waiting.popleft()
                 return True
         gateway.waiting.popleft()
@@ -423,7 +464,7 @@ class Simulation:
 
     def _finish(self, worker: WorkerModel, gateway: Gateway) -> None:
         worker.running -= 1
-        gateway.views[worker.number].own -= 1
+        gateway.view(worker.number).own -= 1
         self.result.served += 1
         if worker.queue:
             request, owner = worker.queue.popleft()
@@ -450,6 +491,11 @@ class Simulation:
         self._means.append(sum(held) / len(held))
         if not self._over:
             self._at(self._now + SAMPLED, self._look)
+
+
+def number_of(candidate: Candidate) -> int:
+    """The number of the worker behind it."""
+    return int(candidate.name.rpartition("-")[2])
 
 
 def _zipf(count: int, skew: float) -> list[float]:
