@@ -187,7 +187,7 @@ def make_gateway(*, metrics: bool, traces: bool = False) -> Gateway:
             pool=BufferPool(256 * MiB),
             limits=AttemptLimits(300, 120, 4 * MiB, 64 * MiB),
             wall=time.time,
-            gapped=times.gaps.see if metrics else None,
+            gapped=times.gaps.see_all if metrics else None,
         ),
         books=books,
         budget=RetryBudget(0.2),

@@ -534,7 +534,7 @@ class Gateway:
                 limits=attempt_limits(settings),
                 wall=time.time,
                 troubled=self._troubled,
-                gapped=self.books.times.gaps.see,
+                gapped=self.books.times.gaps.see_all,
             ),
             books=self.books,
             budget=RetryBudget(settings.retry.budget_ratio),

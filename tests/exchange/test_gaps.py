@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import trio
 from trio.testing import MockClock
 
 from tests.exchange.rig import Rig, rigged
@@ -26,7 +27,7 @@ END: FakeScript = (chat_chunk({}, finish="stop"), Event("[DONE]"), EndChunks())
 def gaps_of(rig: Rig) -> list[float]:
     """Have the gaps told into a list."""
     gaps: list[float] = []
-    attempts = dataclasses.replace(rig.parts.attempts, gapped=gaps.append)
+    attempts = dataclasses.replace(rig.parts.attempts, gapped=gaps.extend)
     rig.parts = dataclasses.replace(rig.parts, attempts=attempts)
     return gaps
 
@@ -61,3 +62,16 @@ async def test_a_client_that_has_not_kept_up_says_nothing_of_its_engine(autojump
         await rig.trickle(client, 400)
         await running.over.wait()
         assert gaps == [1.0]
+
+
+async def test_gaps_are_told_some_at_a_time_and_when_somebody_looks(autojump_clock: MockClock) -> None:
+    words: FakeScript = tuple(part for _ in range(40) for part in (WORD, Wait(1)))
+    async with rigged((Head(), *words, Wait(60), *END)) as rig:
+        gaps = gaps_of(rig)
+        running = rig.start()
+        await trio.sleep(38.5)
+        assert len(gaps) == 32
+        running.exchange.take_progress()
+        assert gaps == [1.0] * 38
+        await running.over.wait()
+        assert gaps[:39] == [1.0] * 39

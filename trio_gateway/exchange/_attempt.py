@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,6 +52,7 @@ from ._delivery import Delivery
 from ._flight import Counts, Track
 from ._retry import Failure
 
+_GAPS: Final = 32  # that are told at once: for each token a call would be dear
 TAIL_WAIT: Final = 0.05  # seconds for the engine to end its message after [DONE]
 ERROR_BODY: Final = 64 * 1024  # bytes read of an engine's error
 ERROR_WAIT: Final = 3.0  # seconds for an engine to say its error, whose status is known
@@ -92,7 +93,8 @@ class AttemptParts:
         wall: the wall clock, for Retry-After dates.
         troubled: told exchange id, worker id and what went wrong between us and an engine;
             for operators only, it may name addresses.
-        gapped: told the seconds between two reads of a stream that brought output, while the client keeps up.
+        gapped: told the seconds between two reads of a stream that brought output, while the client keeps up;
+            several at once, within a second or so.
     """
 
     engine: EnginePort
@@ -101,7 +103,7 @@ class AttemptParts:
     limits: AttemptLimits
     wall: Callable[[], float]
     troubled: Callable[[str, str, str], None] = _say_nothing
-    gapped: Callable[[float], None] | None = None
+    gapped: Callable[[Sequence[float]], None] | None = None
 
 
 class Attempt:
@@ -135,7 +137,7 @@ class Attempt:
         self._note = note
         self._reads = reads
         self._add_row = None if reads is None else reads.adder()
-        self._gapped = parts.gapped
+        self._gaps: list[float] | None = None if parts.gapped is None else []
         self._scope: trio.CancelScope | None = None
         self._expired: Failure | None = None
         self._stream: Relay | None = None
@@ -153,6 +155,7 @@ class Attempt:
 
         None in their place: it is not read, since its reader is slow.
         """
+        self._tell_gaps()
         relay, worker = self._stream, self._worker
         if self._scope is None or relay is None or worker is None or not relay.committed:
             return None
@@ -414,6 +417,7 @@ class Attempt:
             self._said_last = isinstance(relay, AgentRelay) and relay.said_last
         finally:
             self._tally.count(relay, self._progress_at)
+            self._tell_gaps()
             self._note_counts(relay)
         if failure is None:
             if not self._tally.committed:
@@ -497,8 +501,15 @@ class Attempt:
     def _note_block(self, relay: Relay, block: bytes, before: float, now: float) -> None:
         if (add_row := self._add_row) is not None:
             add_row((now, len(block), relay.events))
-        if self._gapped is not None and now > before and not self._delivery.slow:
-            self._gapped(now - before)
+        if (gaps := self._gaps) is not None and now > before and not self._delivery.slow:
+            gaps.append(now - before)
+            if len(gaps) == _GAPS:
+                self._tell_gaps()
+
+    def _tell_gaps(self) -> None:
+        if self._gaps and self._parts.gapped is not None:
+            self._parts.gapped(self._gaps)
+            self._gaps.clear()
 
     def _take(self, data: bytes, now: float) -> bool:
         """Move one read's worth of events of a committed stream as far as that needs no waiting.
@@ -518,8 +529,10 @@ class Attempt:
             if (add_row := self._add_row) is not None:
                 add_row((now, len(block), relay.events))
             delivery = self._delivery
-            if self._gapped is not None and now > before and not delivery.slow:
-                self._gapped(now - before)
+            if (gaps := self._gaps) is not None and now > before and not delivery.slow:
+                gaps.append(now - before)
+                if len(gaps) == _GAPS:
+                    self._tell_gaps()
             if not delivery.pass_through(block, now):
                 return False
         return not relay.over

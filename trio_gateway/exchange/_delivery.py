@@ -72,6 +72,7 @@ class Delivery:
             the message; answers what is to have a row for each piece that it takes.
 
     Attributes:
+        slow: whether the client has not always taken everything at once.
         through: batches that the client took at once.
     """
 
@@ -108,7 +109,7 @@ class Delivery:
         self._end_size = 0  # of the end of the message, which is of no read
         self._nursery: trio.Nursery | None = None
         self._untaken = b""  # that could not go to the socket at once
-        self._writing = False
+        self.slow = False
         self._flushed = trio.Event()
         self._silent_since = math.inf
         self._taken = -1
@@ -125,18 +126,13 @@ class Delivery:
         """Whether the engine is not read, because what it sent has to wait for the client."""
         return self._blocked_since is not None
 
-    @property
-    def slow(self) -> bool:
-        """Whether the client has not always taken everything at once."""
-        return self._writing
-
     def lag(self, now: float) -> float:
         """Seconds for which the oldest byte waits that the client has not taken."""
         return max(now - self._oldest_since(now), 0.0) if self._client.pending or self._channel.used else 0.0
 
     def stalled_for(self, now: float) -> float:
         """Seconds for which the client has taken nothing while bytes waited; within a look of the truth."""
-        waits = self._writing and (self._client.pending or self._channel.used)
+        waits = self.slow and (self._client.pending or self._channel.used)
         return max(now - self._taken_at, 0.0) if waits else 0.0
 
     def stall(self) -> None:
@@ -173,7 +169,7 @@ class Delivery:
         """Whether the client has taken all that there was, so that a block may go to its socket at once."""
         if self._client.pending:
             return False
-        return not self._writing or not (self._channel.used or self._batch_since is not None)
+        return not self.slow or not (self._channel.used or self._batch_since is not None)
 
     def pass_through(self, block: bytes, now: float) -> bool:
         """Hand over whole events as far as that needs no waiting. Raises ClientGone.
@@ -182,7 +178,7 @@ class Delivery:
         """
         self._silent_since = now
         waiting = self._client.pending
-        if self._writing or waiting or len(block) > PIECE:
+        if self.slow or waiting or len(block) > PIECE:
             if not self.flows or len(block) > SLOW_PIECE:
                 self._untaken = block
                 return False
@@ -210,7 +206,7 @@ class Delivery:
 
     async def room(self) -> None:
         """Wait until the next block will find room, so that nothing is read which nothing can hold."""
-        if self._writing:
+        if self.slow:
             await self._wait_blocked(self._channel.wait_room(self._headroom))
 
     async def _wait_blocked(self, waiting: Awaitable[None]) -> None:
@@ -237,7 +233,7 @@ class Delivery:
     def hand_over_last(self, block: bytes) -> None:
         """Hand over the end of the message. Raises ClientGone."""
         self._end_size = len(block)
-        if not self._writing and len(block) <= PIECE and not self._client.pending:
+        if not self.slow and len(block) <= PIECE and not self._client.pending:
             self._client.push(block, last=True)
             self._note_pushed(trio.current_time())
         else:
@@ -246,7 +242,7 @@ class Delivery:
 
     async def finish(self) -> None:
         """Wait until the client's socket accepted all that was handed over. Raises ClientGone."""
-        if self._writing:
+        if self.slow:
             await self._flushed.wait()
         elif self._client.pending or self._channel.used:
             self._begin_writing()
@@ -283,7 +279,7 @@ class Delivery:
         """Write what the client takes at once; answers whether that is all."""
         self._client.push(block)
         whole = self._note_pushed(now)
-        if self._writing:
+        if self.slow:
             self._untold += len(block)
             self._note_takes(now)
         return whole
@@ -298,13 +294,13 @@ class Delivery:
 
     def _start_writing(self, size: int = 0) -> None:
         """Let a writer task take over; a block of so many bytes is about to be put."""
-        if not self._writing:
+        if not self.slow:
             assert self._nursery is not None
             self._begin_writing(size)
             self._nursery.start_soon(self._write)
 
     def _begin_writing(self, size: int = 0) -> None:
-        self._writing = True
+        self.slow = True
         self._watch_reader()
         self._untold = self._client.pending
         self._takes = self._record(self._untold + self._channel.used + size - self._end_size)
@@ -318,7 +314,7 @@ class Delivery:
 
     def note_rest(self) -> None:
         """Note what the client took of a piece that it has not taken whole, as far as is known when."""
-        if self._writing:
+        if self.slow:
             self._note_takes(self._taken_at)
 
     def _watch_reader(self) -> None:
@@ -341,7 +337,7 @@ class Delivery:
 
     def _look_at_reader(self, now: float) -> float:
         """The stall clock: it runs only while bytes wait."""
-        if not self._writing:
+        if not self.slow:
             return math.inf
         again = now + min(self._limits.stall_timeout / _LOOKS, _LOOK_EVERY)
         if not (self._client.pending or self._channel.used):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 LAG_BOUNDS: Final = (0.01, 0.1, 1.0, 5.0, 30.0, 120.0)  # seconds; the last ones are when clients are cut off
@@ -30,9 +30,16 @@ class Histogram:
         return sum(self._counts)
 
     def see(self, value: float) -> None:
-        """Count a value. For each token of a stream this is called once: hence so little."""
+        """Count a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self.total += value
+
+    def see_all(self, values: Sequence[float]) -> None:
+        """Count several values. Each token of a stream brings one: hence so little."""
+        counts, bounds = self._counts, self._bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self.total += sum(values)
 
     def see_often(self, value: float, times: int) -> None:
         """Count a value that came so many times."""
