@@ -171,3 +171,36 @@ class UpstreamFailed(GatewayError):
 
 class ClientGone(GatewayError):
     """The client's connection was reset, or a write to it failed."""
+
+
+# OpenSSL's names of alerts by which a peer refuses a certificate of ours.
+_REFUSED: Final = (
+    "CERTIFICATE_REQUIRED",
+    "BAD_CERTIFICATE",
+    "UNSUPPORTED_CERTIFICATE",
+    "CERTIFICATE_REVOKED",
+    "CERTIFICATE_EXPIRED",
+    "CERTIFICATE_UNKNOWN",
+    "UNKNOWN_CA",
+    "ACCESS_DENIED",
+)
+
+
+def spoken_tls(exc: BaseException | None) -> str:
+    """Say what went wrong with TLS, in words that tell whose certificate it was."""
+    verdict = getattr(exc, "verify_message", None)
+    if verdict:
+        return f"its certificate is not accepted: {verdict}"
+    reason = getattr(exc, "reason", None)
+    if not isinstance(reason, str):
+        return str(exc)
+    words = reason.lower().replace("_", " ")
+    if "ALERT" in reason:
+        alert = words.partition("alert ")[2]
+        refused = any(name in reason for name in _REFUSED)
+        return f"it does not accept our certificate: {alert}" if refused else f"it sent the alert {alert}"
+    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "it shows no certificate"
+    if reason == "UNEXPECTED_EOF_WHILE_READING":
+        return "it closed the connection, as some do that do not accept our certificate"
+    return words

@@ -72,7 +72,7 @@ from .fleet import (
     Ways,
     WorkerBook,
 )
-from .flow import BufferPool, ReadLoop
+from .flow import READ_AGAIN, BufferPool, Certificates, ReadLoop
 from .ledger import Books, Ledger, LedgerSettings, Record
 from .operations import (
     Callers,
@@ -154,7 +154,8 @@ class Gateway:
         self.idle_times: Final = Counter[str]()
         self.buffers: Final = BufferPool(settings.delivery.total_buffer_bytes)
         self.connections: Final = ConnectionPool(IDLE_EXPIRY, trio.current_time)
-        self.fleet: Final = _make_fleet(settings)
+        self.certificates: Final = Certificates()
+        self.fleet: Final = _make_fleet(settings, self.certificates)
         self.fleet_watch: Final = FleetWatch(
             self.fleet,
             self.drain,
@@ -162,11 +163,20 @@ class Gateway:
             WatchSettings(settings.probes.interval, settings.probes.timeout),
             self._note_worker,
         )
+        inner = settings.internal.tls
+        self.inner_tls: Final = (
+            None if inner is None else self.certificates.get("server", inner.certificate, inner.key, inner.ca)
+        )
         self.registrations: Final = Registrations(
             self.fleet,
             self.drain,
             RegistrationSettings(
-                settings.fleet.heartbeat_interval, settings.fleet.ttl, settings.internal.allowed_networks
+                settings.fleet.heartbeat_interval,
+                settings.fleet.ttl,
+                settings.internal.allowed_networks,
+                None
+                if inner is None
+                else self.certificates.get("client", inner.certificate, inner.key, inner.ca),
             ),
             trio.current_time,
             resolve,
@@ -175,7 +185,7 @@ class Gateway:
         )
         self.named_workers: Final = NamedWorkers(
             self.fleet,
-            [make_worker(worker) for worker in settings.workers if worker.dns],
+            [make_worker(worker, self.certificates) for worker in settings.workers if worker.dns],
             settings.fleet.dns_interval,
             resolve,
             self.fleet_watch.begin,
@@ -183,7 +193,11 @@ class Gateway:
         )
         self.pod_workers: Final = PodWorkers(
             self.fleet,
-            [(make_worker(worker), worker.pods) for worker in settings.workers if worker.pods is not None],
+            [
+                (make_worker(worker, self.certificates), worker.pods)
+                for worker in settings.workers
+                if worker.pods is not None
+            ],
             kubernetes_access(settings),
             get,
             self.fleet_watch.begin,
@@ -315,6 +329,7 @@ class Gateway:
         nursery.start_soon(self._operations.trail.run)
         nursery.start_soon(self._operations.auditor.run)
         nursery.start_soon(self._hear_reloads, reloads)
+        nursery.start_soon(self.certificates.run, self._note_certificate)
         metrics = Metrics(render_metrics, METRICS_TYPE)
         access, pages = self.house.access, DASHBOARD_PAGES
         app = make_admin_app(self._operations, access, metrics, self.report_bug, pages)
@@ -343,7 +358,7 @@ class Gateway:
             app = make_internal_app(self.registrations, internal.join_token.get_secret_value())
             binds = tuple(map(str, internal.bind))
             self.internal_addresses = await nursery.start(
-                serve_admin, app, binds, self.report_bug, MOST_AGENTS
+                serve_admin, app, binds, self.report_bug, MOST_AGENTS, self.inner_tls, self._note_handshake
             )
 
     async def _stopped(self, nursery: trio.Nursery, signals: AsyncIterator[int]) -> None:
@@ -477,6 +492,15 @@ class Gateway:
 
     def _note_worker(self, worker: str, detail: str) -> None:
         self._log.write("info", "worker", worker=worker, detail=detail)
+
+    def _note_certificate(self, files: str, done: str) -> None:
+        if done == READ_AGAIN:
+            self._log.write("info", "certificates_read", files=files)
+        else:
+            self._log.write("error", "certificates_kept", files=files, reason=done)
+
+    def _note_handshake(self, why: str) -> None:
+        self._log.write("warning", "handshake_refused", reason=why)
 
     def _note_idle(self, worker: Worker, seconds: float, confirmed: bool) -> None:
         self.idle_times["confirmed" if confirmed else "assumed"] += 1
@@ -694,6 +718,7 @@ class Gateway:
             idle_times=self.idle_times,
             loop_watch=self.loop_watch,
             watch=self.watch,
+            certificates=self.certificates,
             exporter=self.exporter,
             replica=self.replica,
         )
@@ -767,9 +792,9 @@ def _make_ledger(settings: Settings, boot_id: str, log: Log) -> Ledger | None:
     )
 
 
-def _make_fleet(settings: Settings) -> Fleet:
+def _make_fleet(settings: Settings, certificates: Certificates) -> Fleet:
     return Fleet(
-        [make_worker(worker) for worker in settings.workers if not worker.many],
+        [make_worker(worker, certificates) for worker in settings.workers if not worker.many],
         routes_of(settings),
         trio.current_time,
         fleet_settings(settings),

@@ -175,7 +175,7 @@ async def test_only_the_join_token_registers(secret: str | None, tmp_path: Path)
         ({"protocol": 2}, 400),
         ({"worker_id": "a/b"}, 400),
         ({"worker_id": ""}, 400),
-        ({"url": "https://127.0.0.1:9"}, 400),
+        ({"url": "https://127.0.0.1:9"}, 403),
         ({"url": "http://user@127.0.0.1:9"}, 400),
         ({"url": "http://127.0.0.1:9/path"}, 400),
         ({"url": "http://127.0.0.1"}, 400),

@@ -244,3 +244,104 @@ def test_the_table_is_explained_with_the_place_that_it_comes_from(tmp_path: Path
     again.write_text(told)
     assert load_settings(again) == load_settings(file)
     assert "PRIVATE KEY" not in told
+
+
+# Between the gateway and workers ------------------------------------------------------------------------------
+
+
+SHOWN = """\
+[[workers]]
+id = "w"
+url = "https://h:1"
+kind = "vllm"
+certificate = "a.pem"
+key = "a.key"
+"""
+
+
+def internal(folder: Path, **changed: str) -> str:
+    """The internal listener with TLS, whose files are all good; `changed` names others."""
+    (folder / "token").write_text("a-long-enough-token")
+    files = {"certificate": "a.pem", "key": "a.key", "ca": "ca.pem", **changed}
+    listed = ", ".join(f'{name} = "{file}"' for name, file in files.items())
+    return f'[internal]\nbind = ["127.0.0.1:9091"]\njoin_token_file = "token"\ntls = {{{listed}}}\n'
+
+
+def write_authority(folder: Path, authority: trustme.CA) -> None:
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+
+
+def test_what_gateway_and_agents_show_each_other_is_found_beside_the_configuration(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    write(tmp_path, "a", authority)
+    write_authority(tmp_path, authority)
+    worker = SHOWN + 'ca = "ca.pem"'
+    (tmp_path / "gateway.toml").write_text(internal(tmp_path) + worker)
+    settings = load_settings(tmp_path / "gateway.toml")
+    tls = settings.internal.tls
+    assert tls is not None
+    assert (tls.certificate, tls.key, tls.ca) == tuple(
+        str(tmp_path / name) for name in ("a.pem", "a.key", "ca.pem")
+    )
+    (found,) = settings.workers
+    assert (found.certificate, found.key, found.ca) == (tls.certificate, tls.key, tls.ca)
+    shown = explain(tmp_path / "gateway.toml")
+    assert f'tls = {{certificate = "{tls.certificate}", key = "{tls.key}", ca = "{tls.ca}"}}' in shown
+    assert "will refuse the certificate" not in shown
+
+
+def test_what_is_wrong_with_the_files_of_the_internal_listener_is_told(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    write(tmp_path, "b")
+    (tmp_path / "ca.pem").write_text("nothing")
+    assert problems_in(tmp_path, internal(tmp_path)) == ["internal.tls.ca: holds no PEM certificate"]
+    write_authority(tmp_path, trustme.CA())
+    assert problems_in(tmp_path, internal(tmp_path, key="b.key")) == [
+        "internal.tls.key: does not belong to the certificate"
+    ]
+    assert problems_in(tmp_path, internal(tmp_path, certificate="c.pem")) == [
+        "internal.tls.certificate: cannot be read: No such file or directory"
+    ]
+
+
+def test_a_certificate_that_workers_will_refuse_is_remarked_on(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    write(tmp_path, "a", authority, not_after=NOW - DAY)
+    write_authority(tmp_path, authority)
+    (tmp_path / "gateway.toml").write_text(internal(tmp_path) + SHOWN)
+    notes = [line for line in explain(tmp_path / "gateway.toml").splitlines() if "will refuse" in line]
+    assert notes == [
+        "# Note: workers will refuse the certificate of worker w: certificate has expired.",
+        "# Note: workers will refuse the certificate of internal.tls: certificate has expired.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (
+            '[[workers]]\nid = "w"\nurl = "http://h"\nkind = "vllm"\nkey = "k"\ncertificate = "c"',
+            "6: workers.w.certificate: has no use: the url is not https",
+        ),
+        (
+            '[[workers]]\nid = "w"\nurl = "https://h"\nkind = "vllm"\ncertificate = "c"',
+            "5: workers.w.certificate: needs key beside it",
+        ),
+        (
+            '[[workers]]\nid = "w"\nurl = "https://h"\nkind = "vllm"\nkey = "k"',
+            "5: workers.w.key: needs certificate beside it",
+        ),
+        (
+            '[internal]\ntls = {certificate = "c", key = "k", ca = "a"}',
+            "2: internal.tls: has no use: without internal.bind no worker can register",
+        ),
+        (
+            '[internal]\nbind = "unix:a"\ntls = {certificate = "c", key = "k", ca = "a"}',
+            "3: internal.tls: has no use: internal.bind has only unix sockets, which never speak TLS",
+        ),
+        ('[internal]\ntls = {certificate = "c", key = "k"}', "2: internal.tls.ca: must be given"),
+    ],
+)
+def test_certificates_that_nobody_would_look_at_are_told(text: str, complaint: str) -> None:
+    found = complaints(text)
+    assert any(line.startswith(f"t.toml:{complaint}") for line in found), found

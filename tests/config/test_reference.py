@@ -36,6 +36,8 @@ def rows() -> dict[str, list[str]]:
     for line in reference_page().splitlines():
         if heading := re.match(r"## `\[+(\w+)\]+`|## `(keys|tls|tiers|tokens)\b", line):
             section = heading[1] or INNER[heading[2]]
+            if heading[0].endswith("`tls") and "internal" in line:
+                section = "internal.tls"
         elif line.startswith("| `") and section and line.count("|") > 3:
             cells = [cell.strip() for cell in line.strip("|").split(" | ")]
             found[f"{section}.{cells[0].strip('` ')}"] = cells
@@ -59,6 +61,7 @@ def test_the_reference_describes_every_key() -> None:
     inner = {f"tenants.keys.{key}" for key in known_keys(("tenants", "keys"))}
     inner |= {f"admin.tokens.{key}" for key in known_keys(("admin", "tokens"))}
     inner |= {"server.tls.certificate", "server.tls.key", "admission.tiers.max_share"}
+    inner |= {f"internal.tls.{key}" for key in ("certificate", "key", "ca")}
     assert rows().keys() == expected | inner
 
 

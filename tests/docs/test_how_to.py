@@ -43,7 +43,7 @@ from trio_gateway.testing import (
 WORKER: Final[Any] = typer.main.get_command(app).commands["worker"]  # type: ignore[attr-defined]
 GUIDES: Final = sorted(path.name for path in (DOCS / "how-to").glob("*.md") if path.name != "README.md")
 WITH_SETTINGS: Final = [name for name in GUIDES if blocks(page(f"how-to/{name}"), "toml")]
-PEM: Final = re.compile(r'^ca = "(.*)"$', re.MULTILINE)
+PEM: Final = re.compile(r'\bca = "(.*?)"')
 SERVED: Final = re.compile(r'certificate = "(.*?)\.pem"')
 KEY_FILE: Final = re.compile(r'^(?:api_key|join_token)_file = "(.*)"$', re.MULTILINE)
 

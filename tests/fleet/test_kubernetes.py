@@ -76,7 +76,7 @@ class Rig:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Rig]:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.workers.run)
+            nursery.start_soon(self.workers.run)  # noqa: ASYNC113 - what it finds is waited for
             yield self
             nursery.cancel_scope.cancel()
 

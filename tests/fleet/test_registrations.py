@@ -224,7 +224,7 @@ async def test_of_a_names_addresses_the_first_that_is_allowed_is_called_and_kept
     if called is None:
         assert status == 403
     else:
-        assert (gateway.book.worker.host, gateway.book.worker.authority) == (called, "gpu.internal:9000")
+        assert (gateway.book.worker.address, gateway.book.worker.authority) == (called, "gpu.internal:9000")
 
 
 @pytest.mark.parametrize(

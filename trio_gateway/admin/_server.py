@@ -11,6 +11,7 @@ many connections open locks nobody out: the one that was idle for longest gives 
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -25,6 +26,9 @@ from hypercorn.trio import run as hypercorn_run
 from hypercorn.trio import serve, tcp_server
 from hypercorn.trio.tcp_server import TCPServer
 from starlette.applications import Starlette
+
+from ..contract import TlsPort
+from ..flow import shake_hands
 
 STUCK: Final = 5.0  # seconds that one write to an operator may take
 MOST_OPERATORS: Final = (
@@ -70,16 +74,29 @@ class GuardedConfig(Config):
 
     Attributes:
         bug: takes an exception that should not have happened.
+        refused: told why there is no TLS with somebody.
         most: connections at a time.
+        tls: what connections speak TLS with; None: none.
         open: the connections that are served now; of the idle ones, those that are for longest come first.
     """
 
     bug: Callable[[str, BaseException], None] = staticmethod(lambda where, exc: None)
+    refused: Callable[[str], None] = staticmethod(lambda why: None)
     most: int = MOST_OPERATORS
+    tls: TlsPort | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.open: dict[GuardedServer, None] = {}
+
+    @property
+    def ssl_enabled(self) -> bool:
+        """See Config."""
+        return self.tls is not None
+
+    def create_ssl_context(self) -> ssl.SSLContext | None:
+        """See Config. It is what connections begin with; each takes the one of its moment."""
+        return None if self.tls is None else self.tls.context
 
     def create_sockets(self) -> Sockets:
         """Bind the addresses.
@@ -118,9 +135,23 @@ class GuardedServer(TCPServer):
                 return
         self.config.open[self] = None
         try:
-            await self._run_guarded()
+            if await self._secured():
+                await self._run_guarded()
         finally:
             self.config.open.pop(self, None)
+
+    async def _secured(self) -> bool:
+        """Whether there is a session, where there should be one; closes a connection that has none."""
+        stream: object = self.stream
+        if self.config.tls is None or not isinstance(stream, trio.SSLStream):
+            return True
+        stream.context = self.config.tls.context  # the listener has that of its start
+        why = await shake_hands(stream)
+        if why is None:
+            return True
+        self.config.refused(why)
+        await trio.aclose_forcefully(stream)
+        return False
 
     async def _run_guarded(self) -> None:
         try:
@@ -173,6 +204,8 @@ async def serve_admin(
     binds: tuple[str, ...],
     bug: Callable[[str, BaseException], None],
     most: int = MOST_OPERATORS,
+    tls: TlsPort | None = None,
+    refused: Callable[[str], None] = lambda why: None,
     *,
     task_status: trio.TaskStatus[list[str]],
 ) -> None:
@@ -181,12 +214,16 @@ async def serve_admin(
     Args:
         binds: ``host:port`` or ``unix:path``.
         most: connections at a time.
+        tls: what TCP addresses speak TLS with; None: none.
+        refused: told why there is no session with somebody.
 
     Answers, once started, the addresses that were really bound.
     """
     config = GuardedConfig()
     config.bug = bug
     config.most = most
+    config.tls = tls
+    config.refused = refused
     config.bind = list(binds)
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn.error")

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import trio
 
+from ..flow import READ_AGAIN, Certificates, shake_hands
 from ..units import KiB
 from ..wire import EngineKind, Registration, WorkerReport, WorkerState
 from ._engine import AgentEngine
@@ -30,6 +31,7 @@ SEND_BUFFER: Final = 64 * KiB  # bytes in the kernel beside the cap of each requ
 LAST_CALLS: Final = 2.0  # seconds to sign off at all gateways
 SLOW_START: Final = 5.0  # seconds after which an engine that is not ready yet is worth a line of the log
 LINGER: Final = 0.25  # seconds in which late requests are still turned away, after signing off
+SCHEMES: Final = ("http", "https")
 STATIC: Final = "static"  # name of gateways that know this worker from their file
 
 
@@ -49,6 +51,10 @@ class Agent:
     Args:
         say: takes an event's level, its name and further fields, for the log.
 
+    Raises:
+        OSError: a certificate can not be read, or is not that of its key.
+        ValueError: its key is encrypted.
+
     Attributes:
         address: base URL at which it listens, once it has started.
     """
@@ -67,6 +73,10 @@ class Agent:
         self.address = ""
         self.slots: Final = Slots()
         self.releases: Final = Releases()
+        self._certificates = Certificates()
+        files = settings.certificate, settings.key, settings.ca
+        self._inner_tls = None if settings.certificate is None else self._certificates.get("server", *files)
+        self._outer_tls = self._certificates.get("client", *files) if any(files) else None
         self._credentials = Credentials()
         if settings.secret is not None:
             self._credentials.learn(STATIC, settings.secret)
@@ -154,7 +164,8 @@ class Agent:
                 )
                 for listener in listeners:
                     nursery.start_soon(self._accept, listener, server, nursery)
-                self.address = _address_of(listeners[0])
+                self.address = _address_of(listeners[0], secured=self._inner_tls is not None)
+                nursery.start_soon(self._certificates.run, self._tell_of_certificates)
                 self._say("info", "listening", address=self.address, worker=self._settings.worker_id)
                 nursery.start_soon(self._tell_of_engine)
                 task_status.started()
@@ -188,13 +199,17 @@ class Agent:
             self._drain.set()
 
     async def run_until_signalled(self) -> HowEnded:
-        """As `run`, drained by SIGTERM or SIGINT; a second one hurries."""
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        """As `run`, drained by SIGTERM or SIGINT; a second one hurries. SIGHUP: read certificates again."""
+        reading = (signal.SIGHUP,) if self._outer_tls is not None else ()
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, *reading) as signals:
             async with trio.open_nursery() as nursery:
 
                 async def drain_on_signals() -> None:
-                    async for _ in signals:
-                        self.drain()
+                    async for number in signals:
+                        if number in reading:
+                            await self._certificates.refresh(self._tell_of_certificates, anyway=True)
+                        else:
+                            self.drain()
 
                 nursery.start_soon(drain_on_signals)
                 ended = await self.run()
@@ -239,12 +254,23 @@ class Agent:
 
     def _registrar(self, gateway: str) -> Registrar:
         return Registrar(
-            gateway, self._settings.join_token or "", self, self._credentials.learn, self._tell_of_gateway
+            gateway,
+            self._settings.join_token or "",
+            self,
+            self._credentials.learn,
+            self._tell_of_gateway,
+            tls=self._outer_tls,
         )
 
     def _tell_of_gateway(self, gateway: str, event: str, detail: str) -> None:
         level = "info" if event == "registered" else "warning"
         self._say(level, event, gateway=gateway, detail=detail)
+
+    def _tell_of_certificates(self, files: str, done: str) -> None:
+        if done == READ_AGAIN:
+            self._say("info", "certificates_read", files=files)
+        else:
+            self._say("error", "certificates_kept", files=files, reason=done)
 
     async def _tell_of_engine(self) -> None:
         """Log when the engine begins and ceases to take work, and once that it has not begun yet."""
@@ -275,7 +301,22 @@ class Agent:
             except OSError:
                 await trio.sleep(0.1)  # no descriptor left, or that one has left already
                 continue
-            nursery.start_soon(server.serve, stream)
+            nursery.start_soon(self._serve, stream, server)
+
+    async def _serve(self, stream: trio.SocketStream, server: AgentServer) -> None:
+        """Serve a connection, with TLS if this agent has a certificate."""
+        if self._inner_tls is None:
+            await server.serve(stream)
+            return
+        secured = trio.SSLStream(stream, self._inner_tls.context, server_side=True, https_compatible=True)
+        try:
+            why = await shake_hands(secured)
+            if why is None:
+                await server.serve(secured)
+            else:
+                self._say("warning", "handshake_refused", reason=why)
+        finally:
+            stream.socket.close()
 
 
 async def _listen(bind: str) -> list[trio.SocketListener]:
@@ -293,6 +334,7 @@ async def _listen(bind: str) -> list[trio.SocketListener]:
     return listeners
 
 
-def _address_of(listener: trio.SocketListener) -> str:
+def _address_of(listener: trio.SocketListener, *, secured: bool) -> str:
+    scheme = SCHEMES[secured]
     host, port = listener.socket.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

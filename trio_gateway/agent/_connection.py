@@ -23,7 +23,10 @@ from ..wire import (
     write_response_head,
 )
 
+Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
+
 READ_SIZE: Final = 64 * KiB
+TLS_PIECE: Final = 16 * KiB  # one record
 MAX_HEAD: Final = 64 * KiB
 MAX_HEADERS: Final = 100
 _RESET: Final = struct.pack("ii", 1, 0)  # linger for no time: closing sends a reset
@@ -44,15 +47,19 @@ class Refusal(Exception):
 
 
 class Connection:
-    """A gateway's socket. One task reads and answers; while it streams, `watch` is the only reader.
+    """A gateway's connection, with or without TLS.
+
+    One task reads and answers; while it streams, `watch` is the only reader.
 
     Attributes:
         begun: the head of an answer was written.
         reusable: another request may follow.
     """
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
+        transport = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+        self._socket = transport.socket
         self._heads = HeadBuffer(MAX_HEAD)
         self.begun = False
         self.reusable = True
@@ -161,11 +168,19 @@ class Connection:
         view = memoryview(data)
         try:
             while view:
-                view = view[await self._stream.socket.send(view) :]
+                view = view[await self._send_some(view) :]
                 if taken is not None:
                     taken()
-        except (OSError, trio.ClosedResourceError):
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             raise Gone from None
+
+    async def _send_some(self, view: memoryview) -> int:
+        """Write a part; answers how much. Over TLS by the record, so that progress is seen."""
+        if isinstance(self._stream, trio.SSLStream):
+            piece = view[:TLS_PIECE]
+            await self._stream.send_all(piece)
+            return len(piece)
+        return await self._socket.send(view)
 
     async def _receive(self) -> bytes:
         try:
@@ -176,7 +191,7 @@ class Connection:
     def close(self, *, reset: bool = False) -> None:
         """Close at once; with ``reset`` what was not sent is thrown away. Idempotent, never waits."""
         self.reusable = False
-        sock = self._stream.socket
+        sock = self._socket
         if reset and sock.fileno() >= 0:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         sock.close()

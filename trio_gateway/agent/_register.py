@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import ssl
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 import httpx  # noqa: ASYNC127 - the constraints pin it; httpx2 has the same API
 import trio
 
+from ..contract import TlsPort
+from ..errors import spoken_tls
 from ..wire import Registered, Registration, WorkerReport, read_message, write_message
 
 CALL_LIMIT: Final = 5.0  # seconds for one call
@@ -46,6 +49,7 @@ class Registrar:
         learn: takes the secret that the gateway will send, under the gateway's name.
         tell: told of what operators may want to know: gateway, event, detail.
         dice: numbers from 0 to 1.
+        tls: what gateways at https are called with; None: as the system does.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Registrar:
         learn: Callable[[str, str], None],
         tell: Told,
         dice: Callable[[], float] = random.random,
+        tls: TlsPort | None = None,
     ) -> None:
         self.gateway: Final = gateway.rstrip("/")
         self._join_token = join_token
@@ -64,12 +69,9 @@ class Registrar:
         self._tell = tell
         self._dice = dice
         self._registered: Registered | None = None
-        self._client = httpx.AsyncClient(
-            trust_env=False,
-            timeout=None,  # noqa: S113 - limits of time are scopes, here as everywhere
-            limits=httpx.Limits(max_connections=None),
-            follow_redirects=False,
-        )
+        self._tls = tls
+        self._context = None if tls is None else tls.context
+        self._client = self._make_client()
 
     @property
     def known(self) -> bool:
@@ -89,6 +91,22 @@ class Registrar:
             await self._beat(registered)
             self._registered = None
             self._tell(self.gateway, "gateway_lost", "the gateway does not know this worker any more")
+
+    def _make_client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            verify=self._context or True,
+            trust_env=False,
+            timeout=None,  # noqa: S113 - limits of time are scopes, here as everywhere
+            limits=httpx.Limits(max_connections=None),
+            follow_redirects=False,
+        )
+
+    async def _renew_client(self) -> None:
+        """Call with what stands in the certificate's files by now."""
+        if self._tls is not None and self._tls.context is not self._context:
+            self._context = self._tls.context
+            before, self._client = self._client, self._make_client()
+            await before.aclose()
 
     async def sign_off(self) -> None:
         """Tell the gateway that this worker ends; what it does not hear, it sees by itself."""
@@ -153,16 +171,49 @@ class Registrar:
         url = f"{self.gateway}/internal/v1/workers"
         if method != "POST":
             url += f"/{self._worker.registration().worker_id}{query}"
-        headers = {**_JSON, "authorization": f"Bearer {secret}"}
+        headers = {
+            **_JSON,
+            "authorization": f"Bearer {secret}",
+            "host": httpx.URL(url).netloc.decode("ascii"),
+            "content-length": str(len(body)),
+        }
+        request = httpx.Request(method, url, headers=headers, stream=_Body(body))
         try:
             with trio.move_on_after(CALL_LIMIT) as limit:
-                return await self._client.request(method, url, content=body, headers=headers)
+                await self._renew_client()
+                return await self._client.send(request)
         except httpx.HTTPError as exc:
-            self._tell(self.gateway, "gateway_unreachable", type(exc).__name__)
+            why = type(exc).__name__
+            if (cause := _tls_error(exc)) is not None:
+                why = f"no TLS: {spoken_tls(cause)}"
+            self._tell(self.gateway, "gateway_unreachable", why)
             return None
         if limit.cancelled_caught:
             self._tell(self.gateway, "gateway_unreachable", f"no answer within {CALL_LIMIT:g} s")
         return None
+
+
+class _Body(httpx.AsyncByteStream):
+    """A body. httpx's own is an async generator, which a connection that breaks leaves to the collector."""
+
+    def __init__(self, body: bytes) -> None:
+        self._rest = body
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:  # noqa: ASYNC910  (nothing to wait for)
+        if not self._rest:
+            raise StopAsyncIteration
+        piece, self._rest = self._rest, b""
+        return piece
+
+
+def _tls_error(exc: BaseException | None) -> ssl.SSLError | None:
+    """Answer what OpenSSL said, which clients wrap more than once."""
+    while exc is not None and not isinstance(exc, ssl.SSLError):
+        exc = exc.__cause__ or exc.__context__
+    return exc
 
 
 def _reason(answer: httpx.Response) -> str:

@@ -15,7 +15,7 @@ import trio
 from ..contract import OPERATIONS
 from ..units import KiB
 from ..wire import Generate, RequestHead, choices_asked, read_message
-from ._connection import Connection, Gone, Refusal
+from ._connection import Connection, Gone, Refusal, Stream
 from ._engine import Work
 from ._generation import Generations
 from ._releases import Releases
@@ -75,7 +75,7 @@ class AgentServer:
         self._report_bug = report_bug
         self.busy = 0
 
-    async def serve(self, stream: trio.SocketStream) -> None:
+    async def serve(self, stream: Stream) -> None:
         """Serve one connection until it ends. Closes it."""
         connection = Connection(stream)
         try:

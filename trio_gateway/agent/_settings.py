@@ -18,6 +18,10 @@ class AgentSettings:
         url: where gateways reach this agent; None: where it listens.
         gateways: base URLs of the internal listeners of gateways; none for a static worker.
         join_token: shows gateways that this agent may register.
+        certificate, key: paths of what is shown to gateways, by the listener and when calling them, over
+            TLS; None: the listener speaks clear text.
+        ca: path of the authorities that vouch for gateways: with a certificate, nobody else may connect;
+            None: whoever has the secret may, and gateways at https are believed as the system does.
         secret: what gateways that know this worker from their file send with every call.
         slots: requests at a time; None: what the engine says, or 1.
         buffer_bytes: bound of what one request's reader has not taken yet, and of all together.
@@ -34,6 +38,9 @@ class AgentSettings:
     gateways: tuple[str, ...] = ()
     join_token: str | None = None
     secret: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    ca: str | None = None
     slots: int | None = None
     labels: tuple[str, ...] = ()
     buffer_bytes: int = 256 * KiB
@@ -58,6 +65,8 @@ class AgentSettings:
             raise ValueError("registering needs a join token")
         if not self.gateways and self.secret is None:
             raise ValueError("name a gateway to register with, or the secret of those that know this worker")
+        if (self.certificate is None) is not (self.key is None):
+            raise ValueError("a certificate and its key are given together")
         for gateway in self.gateways:
             if not re.fullmatch(r"https?://[A-Za-z0-9.\[\]:_-]+/?", gateway):
                 raise ValueError(f"{gateway} is no URL of a gateway")

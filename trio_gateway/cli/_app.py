@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from ..agent.engines import (
 )
 from ..config import ConfigurationError, Source, explain
 from ..database import StoreFailed
+from ..errors import spoken_tls
 from ..gateway import Gateway
 from ..ledger import FORMATS, parse_dimensions, parse_moment, read_usage, usage_page
 from ..telemetry import Log
@@ -95,6 +97,13 @@ def worker(
         Path | None,
         typer.Option(help="File with the secret that gateways which know this worker have."),
     ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="PEM file with what is shown to gateways; makes the agent speak TLS.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="PEM file with its private key.")] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="PEM file with who vouches for gateways; nobody else may connect.")
+    ] = None,
     bind: Annotated[str, typer.Option(help="host:port to listen on; port 0 is a free one.")] = "127.0.0.1:0",
     url: Annotated[
         str | None, typer.Option(help="Where gateways reach it.", show_default="where it listens")
@@ -127,22 +136,28 @@ def worker(
             gateways=names(gateway),
             join_token=read_secret(join_token_file) if join_token_file else None,
             secret=read_secret(secret_file) if secret_file else None,
+            certificate=str(certificate) if certificate else None,
+            key=str(key) if key else None,
+            ca=str(ca) if ca else None,
             slots=slots,
             labels=names(label),
             grace=grace,
             stall_timeout=stall_timeout,
         )
         settings.check()
-        key = read_secret(upstream_key_file) if upstream_key_file else None
+        upstream_key = read_secret(upstream_key_file) if upstream_key_file else None
         options = EngineOptions(
-            names(model), slots, upstream, upstream_kind, key, model_file, context, names(simulate)
+            names(model), slots, upstream, upstream_kind, upstream_key, model_file, context, names(simulate)
         )
         behind = make_engine(engine, options)
+        log = Log(sys.stdout)
+        agent = Agent(settings, behind, log.write)
+    except ssl.SSLError as wrong:
+        complain(ValueError(f"--certificate, --key, --ca: {spoken_tls(wrong)}"))
     except (OSError, ValueError) as wrong:
         complain(wrong)
-    log = Log(sys.stdout)
     try:
-        ended = trio.run(Agent(settings, behind, log.write).run_until_signalled)
+        ended = trio.run(agent.run_until_signalled)
     except* (OSError, EngineEnded) as group:
         for error in _leaves(group):
             complain(error, CANNOT_START)

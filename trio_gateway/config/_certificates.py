@@ -39,7 +39,7 @@ def what_is_wrong(certificate: FilePath, key: FilePath) -> dict[str, str]:
     return found
 
 
-def certificate_complaint(certificate: str, key: str) -> str | None:
+def certificate_complaint(certificate: str, key: str, *, as_client: bool = False) -> str | None:
     """Say why clients that trust the authority will refuse a certificate now; None: they will not.
 
     Names are not compared: nobody knows here by which one clients connect.
@@ -47,6 +47,7 @@ def certificate_complaint(certificate: str, key: str) -> str | None:
     Args:
         certificate: path of a file with which nothing is wrong.
         key: path of its key.
+        as_client: a client shows it, and servers look at it.
 
     Raises:
         ValueError: one of them was changed since.
@@ -54,7 +55,14 @@ def certificate_complaint(certificate: str, key: str) -> str | None:
     """
     first, *others = _certificates(FilePath(certificate))
     client = _client_context(others or [first])
-    error = _shake_hands(client, _server_context(FilePath(certificate), FilePath(key)))
+    server = _server_context(FilePath(certificate), FilePath(key))
+    if as_client:
+        client.verify_mode = ssl.CERT_NONE
+        client.load_cert_chain(certificate, key)
+        server.verify_mode = ssl.CERT_REQUIRED
+        server.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        server.load_verify_locations(cadata="\n".join(others or [first]))
+    error = _shake_hands(client, server)
     return None if error is None else _spoken(error)
 
 
@@ -94,8 +102,6 @@ def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> ssl.SSLError
                 continue
             except ssl.SSLError as error:
                 return error
-            if side is asking:
-                return None
     return None
 
 

@@ -263,12 +263,22 @@ def _check_workers(draft: Draft, report: Report) -> None:
     for index, worker in _workers(draft):
         if worker.ca is not None and worker.endpoint.scheme != "https":
             report.add(("workers", index, "ca"), "has no use: the url is not https")
+        _check_client_certificate(("workers", index), worker, report)
         if worker.dns and not worker.endpoint.named:
             report.add(("workers", index, "dns"), "has no use: the url has no name that could be resolved")
         if worker.pods is not None:
             _check_pods(("workers", index), worker, report)
         if worker.kind == "agent":
             _check_agent(("workers", index), worker, report)
+
+
+def _check_client_certificate(path: Path, worker: WorkerSettings, report: Report) -> None:
+    given = [name for name in ("certificate", "key") if getattr(worker, name) is not None]
+    if given and worker.endpoint.scheme != "https":
+        report.add((*path, given[0]), "has no use: the url is not https")
+    elif len(given) == 1:
+        other = "key" if given[0] == "certificate" else "certificate"
+        report.add((*path, given[0]), f"needs {other} beside it")
 
 
 def _check_pods(path: Path, worker: WorkerSettings, report: Report) -> None:
@@ -303,6 +313,14 @@ def _check_registration(draft: Draft, report: Report) -> None:
 
 def _check_tls(draft: Draft, report: Report) -> None:
     binds = draft.value("server", "bind")
+    inner = draft.value("internal", "bind")
+    if draft.value("internal", "tls") is not None and inner is not None:
+        if not inner:
+            report.add(("internal", "tls"), "has no use: without internal.bind no worker can register")
+        elif all(bind.port is None for bind in inner):
+            report.add(
+                ("internal", "tls"), "has no use: internal.bind has only unix sockets, which never speak TLS"
+            )
     if draft.value("server", "tls") is not None and binds and all(bind.port is None for bind in binds):
         report.add(("server", "tls"), "has no use: server.bind has only unix sockets, which never speak TLS")
 

@@ -18,7 +18,7 @@ from trio_gateway.config._document import TABLE_LISTS, Document
 from trio_gateway.config._fields import Section, as_text
 from trio_gateway.config._load import NO_ENVIRONMENT, load
 from trio_gateway.config._problems import Path, quoted, quoted_key
-from trio_gateway.config._sections import AdminTokenSettings, TiersSettings, TlsSettings
+from trio_gateway.config._sections import AdminTokenSettings, MutualTlsSettings, TiersSettings, TlsSettings
 from trio_gateway.config._settings import Settings
 from trio_gateway.config._tables import DEFAULT_SLOTS, KeySettings
 from trio_gateway.units import format_size
@@ -69,6 +69,8 @@ def _notes(settings: Settings) -> Iterator[str]:
     tls = settings.server.tls
     if tls is not None and (complaint := certificate_complaint(tls.certificate, tls.key)) is not None:
         yield f"clients will refuse the certificate of server.tls: {complaint}."
+    for where, complaint in _mutual_complaints(settings):
+        yield f"workers will refuse the certificate of {where}: {complaint}."
     registering = bool(settings.internal.bind)
     if not settings.workers:
         yield f"no worker is configured; /readyz answers 503{' until one registers' if registering else ''}."
@@ -96,6 +98,18 @@ def _notes(settings: Settings) -> Iterator[str]:
         for key in tenant.keys:
             if key.expires is not None and key.expires <= datetime.now(UTC):
                 yield f"key {key.id} of tenant {tenant.id} has expired."
+
+
+def _mutual_complaints(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Say which of the certificates that are shown to workers will not be accepted, and why."""
+    shown = [(f"worker {each.id}", each.certificate, each.key) for each in settings.workers]
+    if settings.internal.tls is not None:
+        shown.append(("internal.tls", settings.internal.tls.certificate, settings.internal.tls.key))
+    for where, certificate, key in shown:
+        if certificate is not None and key is not None:
+            complaint = certificate_complaint(certificate, key, as_client=True)
+            if complaint is not None:
+                yield where, complaint
 
 
 def _notes_on_names(settings: Settings) -> Iterator[str]:
@@ -157,6 +171,9 @@ def _toml(value: Any, extra: Any) -> str:
         case TiersSettings():
             shares = ((tier, getattr(value, tier).max_share) for tier in TiersSettings.model_fields)
             return "{" + ", ".join(f"{tier} = {{max_share = {share:g}}}" for tier, share in shares) + "}"
+        case MutualTlsSettings():
+            names = (f"{name} = {quoted(getattr(value, name))}" for name in ("certificate", "key", "ca"))
+            return "{" + ", ".join(names) + "}"
         case TlsSettings():
             return f"{{certificate = {quoted(value.certificate)}, key = {quoted(value.key)}}}"
         case Bind() | DatabaseUrl() | StoreUrl() | Fraction() | IPv4Network() | IPv6Network() | str():

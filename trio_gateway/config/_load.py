@@ -143,7 +143,7 @@ def assemble(
     if isinstance(server, ServerSettings):
         server = _with_certificate(server, report, folder)
     if isinstance(internal, InternalSettings):
-        internal = _with_join_token(internal, report, folder)
+        internal = _with_mutual_tls(_with_join_token(internal, report, folder), report, folder)
     if isinstance(database, DatabaseSettings):
         database = _with_places(database, folder)
     if isinstance(telemetry, TelemetrySettings):
@@ -244,6 +244,10 @@ def _with_files(draft: Draft, report: Report, folder: FilePath) -> Iterator[Work
                 except ValueError as error:
                     # The name is not repeated: some people write the key itself where its file belongs.
                     report.add((*path, key), f"{error}{_hint_at(folder, name)}")
+        if worker.certificate is not None and worker.key is not None:
+            read |= _judge_pair(path, worker.certificate, worker.key, report, folder)
+            if worker.ca is not None:  # it is read again together with these
+                read["ca"] = str(folder.absolute() / worker.ca)
         yield worker.model_copy(update=read)
 
 
@@ -258,6 +262,30 @@ def _with_join_token(internal: InternalSettings, report: Report, folder: FilePat
         report.add(("internal", "join_token_file"), f"{error}{_hint_at(folder, name)}")
         return internal
     return internal.model_copy(update={"join_token": token})
+
+
+def _with_mutual_tls(internal: InternalSettings, report: Report, folder: FilePath) -> InternalSettings:
+    """Check the files by which gateway and agents know each other; their paths count from everywhere then."""
+    tls = internal.tls
+    if tls is None:
+        return internal
+    path: Path = ("internal", "tls")
+    paths = _judge_pair(path, tls.certificate, tls.key, report, folder)
+    try:
+        _read_ca(folder / tls.ca)
+    except ValueError as error:
+        report.add((*path, "ca"), f"{error}{_hint_at(folder, tls.ca)}")
+    paths["ca"] = str(folder.absolute() / tls.ca)
+    return internal.model_copy(update={"tls": tls.model_copy(update=paths)})
+
+
+def _judge_pair(path: Path, certificate: str, key: str, report: Report, folder: FilePath) -> dict[str, str]:
+    """Report what is wrong with a certificate and its key; answers their absolute paths."""
+    names = {"certificate": certificate, "key": key}
+    paths = {field: folder.absolute() / name for field, name in names.items()}
+    for field, message in what_is_wrong(paths["certificate"], paths["key"]).items():
+        report.add((*path, field), f"{message}{_hint_at(folder, names[field])}")
+    return {field: str(each) for field, each in paths.items()}
 
 
 def _with_otlp_headers(telemetry: TelemetrySettings, report: Report, folder: FilePath) -> TelemetrySettings:
@@ -277,11 +305,7 @@ def _with_certificate(server: ServerSettings, report: Report, folder: FilePath) 
     """Check the files of the listener's certificate, and let their paths count from everywhere."""
     if server.tls is None:
         return server
-    certificate, key = (folder.absolute() / name for name in (server.tls.certificate, server.tls.key))
-    for name, message in what_is_wrong(certificate, key).items():
-        where = _hint_at(folder, getattr(server.tls, name))
-        report.add(("server", "tls", name), f"{message}{where}")
-    paths = {"certificate": str(certificate), "key": str(key)}
+    paths = _judge_pair(("server", "tls"), server.tls.certificate, server.tls.key, report, folder)
     return server.model_copy(update={"tls": server.tls.model_copy(update=paths)})
 
 

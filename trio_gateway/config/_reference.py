@@ -12,7 +12,13 @@ from pydantic_core import PydanticUndefined
 from trio_gateway.config._document import TABLE_LISTS
 from trio_gateway.config._fields import LONGEST, Section, as_text
 from trio_gateway.config._problems import quoted
-from trio_gateway.config._sections import AdminTokenSettings, TierSettings, TiersSettings, TlsSettings
+from trio_gateway.config._sections import (
+    AdminTokenSettings,
+    MutualTlsSettings,
+    TierSettings,
+    TiersSettings,
+    TlsSettings,
+)
 from trio_gateway.config._settings import Settings
 from trio_gateway.config._tables import CANCEL_GRACE, DEFAULT_SLOTS, KeySettings
 from trio_gateway.units import format_size
@@ -52,8 +58,10 @@ def _sections() -> Iterator[str]:
             yield from _table("`tiers.interactive`, `tiers.standard`, `tiers.batch`", TierSettings)
         if owner.model_fields.keys() >= {"tokens"}:
             yield from _table("`tokens` of operators", AdminTokenSettings)
-        if owner.model_fields.keys() >= {"tls"}:
+        if name == "server":
             yield from _table("`tls` of the server", TlsSettings)
+        if name == "internal":
+            yield from _table("`tls` of the internal listener", MutualTlsSettings)
 
 
 def _table(heading: str, owner: type[Section]) -> Iterator[str]:

@@ -115,6 +115,21 @@ class TlsSettings(Section):
     key: Annotated[str, about("path", "PEM file with its private key, not encrypted; read likewise.")]
 
 
+class MutualTlsSettings(TlsSettings):
+    """How the gateway and agents prove to each other who they are.
+
+    Once loaded, all paths are absolute.
+    """
+
+    ca: Annotated[
+        str,
+        about(
+            "path",
+            "PEM file with the only authorities that may vouch for agents; read likewise.",
+        ),
+    ]
+
+
 class ServerSettings(Section):
     """The public listener."""
 
@@ -230,6 +245,14 @@ class InternalSettings(Section):
             "and has the join token can get requests of clients.",
         ),
     ] = ()
+    tls: Annotated[
+        MutualTlsSettings | None,
+        about(
+            "table",
+            "Makes every TCP address of `bind` speak TLS and demand a certificate, with {certificate, key, "
+            "ca}; agents that register must then be at https, and are shown the same certificate.",
+        ),
+    ] = None
     join_token_file: Annotated[
         str | None,
         about(

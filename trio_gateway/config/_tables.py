@@ -144,6 +144,19 @@ class WorkerSettings(Section):
             "path", "PEM file with the only authorities that may vouch for an https worker.", applies="now"
         ),
     ] = None
+    certificate: Annotated[
+        str | None,
+        about(
+            "path",
+            "PEM file with the certificate that the gateway shows to an https worker, and behind it those "
+            "that vouch for it; read at start, at each reload and whenever it is replaced.",
+            applies="now",
+        ),
+    ] = None
+    key: Annotated[
+        str | None,
+        about("path", "PEM file with its private key, not encrypted; read likewise.", applies="now"),
+    ] = None
     api_key_file: Annotated[
         str | None,
         about(

@@ -36,7 +36,7 @@ from ._request import (
     RawJson,
     Style,
 )
-from ._worker import Dialect, Rejection, Worker, WorkerStatus
+from ._worker import Dialect, Rejection, TlsPort, Worker, WorkerStatus
 
 __all__ = [
     "CHAT",
@@ -72,6 +72,7 @@ __all__ = [
     "Rejection",
     "Style",
     "TicketPort",
+    "TlsPort",
     "Worker",
     "WorkerStatus",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ._request import CHAT, Operation
 
@@ -45,6 +45,14 @@ class Dialect:
         return self.native_chat and operation is CHAT
 
 
+class TlsPort(Protocol):
+    """What a TLS session is made with, if that may change while we run."""
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For who connects now."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Worker:
     """One engine instance that can be routed to.
@@ -54,7 +62,7 @@ class Worker:
         address: the one of ``host`` that this worker is; None: whichever answers first.
         authority: value of the Host header.
         prefix: path in front of every engine path, without a final slash.
-        tls: context to connect with, for https.
+        tls: context to connect with, for https, or what has it.
         api_key: credential of the gateway at this worker.
         slots: requests that it serves at a time; ``slots_unknown``: nobody configured them, so
             what it tells itself counts.
@@ -71,7 +79,7 @@ class Worker:
     slots: int
     cancel_grace: float
     socket_path: str | None = None
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | TlsPort | None = field(default=None, repr=False)
     api_key: str | None = field(default=None, repr=False)
     weight: float = 1.0
     labels: frozenset[str] = frozenset()

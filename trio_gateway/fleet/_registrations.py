@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from ..contract import Worker
+from ..contract import TlsPort, Worker
 from ..wire import Registered, Registration, WorkerReport, status_of
 from ._book import WorkerBook
 from ._dialects import DIALECTS
@@ -38,11 +38,18 @@ class Turned(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RegistrationSettings:
-    """Seconds between heartbeats, and without one until a worker is forgotten; where workers may be."""
+    """How workers register.
+
+    Attributes:
+        heartbeat_interval: seconds between heartbeats; ``ttl``: without one, until a worker is forgotten.
+        allowed_networks: where workers may be.
+        tls: what they are called with; all must be at https then, and none if there is none.
+    """
 
     heartbeat_interval: float
     ttl: float
     allowed_networks: tuple[Network, ...]
+    tls: TlsPort | None = None
 
 
 @dataclass(slots=True)
@@ -100,7 +107,7 @@ class Registrations:
             Turned: 403 its address is not allowed, 409 an old incarnation or a configured worker's name.
         """
         self._expect_new(asked)
-        host, port = _address(asked.url)
+        host, port = self._address(asked.url)
         address = await self._allowed(host)
         self._expect_new(asked)  # another may have come in the meantime
         entry = self._entries.get(asked.worker_id)
@@ -109,6 +116,14 @@ class Registrations:
         self._fleet.report_models(entry.book, asked.models)
         entry.book.expires_at = self._now() + self._settings.ttl
         return Registered(entry.secret, self._settings.heartbeat_interval, self._settings.ttl)
+
+    def _address(self, url: str) -> tuple[str, int]:
+        """Answer host and port of a worker that is called as all are, in clear text or by TLS."""
+        host, port = _address(url)
+        if url.lower().startswith("https:") is not (self._settings.tls is not None):
+            wanted = "http" if self._settings.tls is None else "https"
+            raise Turned(403, f"the worker's url must be {wanted}: that is how this gateway calls workers")
+        return host, port
 
     def _expect_new(self, asked: Registration) -> None:
         if asked.worker_id in self._static:
@@ -136,7 +151,8 @@ class Registrations:
             id=asked.worker_id,
             url=asked.url,
             dialect=dialect,
-            host=address,
+            host=host,
+            address=address,
             port=port,
             authority=f"{shown}:{port}",
             prefix="",
@@ -145,6 +161,7 @@ class Registrations:
             api_key=secret,
             labels=frozenset(asked.labels),
             slots_unknown=True,
+            tls=self._settings.tls,
         )
         old = self._entries.get(asked.worker_id)
         if old is not None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import trio
 
-from ..admin import AdminToken
+from ..admin import AdminToken, refusal
 from ..config import Settings, TenantMerger
 from ..contract import Worker
+from ..errors import spoken_tls
 from ._changes import is_another
 from ._house import House
 from ._making import (
@@ -57,6 +58,9 @@ async def prepare(house: House, before: Settings, settings: Settings) -> Prepare
 
     Args:
         settings: all that is to be in force afterwards.
+
+    Raises:
+        Refused: ``not_possible``, files were replaced since they were judged.
     """
     old = {worker.id: worker for worker in before.workers if not worker.many}
     new = {worker.id: worker for worker in settings.workers if not worker.many}
@@ -71,11 +75,17 @@ async def prepare(house: House, before: Settings, settings: Settings) -> Prepare
             return make_callers(settings, merger, stored)[0]
 
         callers = await trio.to_thread.run_sync(make)  # of many thousand keys it takes a while
+    try:
+        made = [
+            [make_worker(worker, house.certificates) for worker in workers] for workers in (added, described)
+        ]
+    except (OSError, ValueError) as exc:
+        raise refusal("not_possible", f"a worker's certificate can not be used: {spoken_tls(exc)}") from None
     return Prepared(
         before,
         settings,
-        tuple(map(make_worker, added)),
-        tuple(map(make_worker, described)),
+        tuple(made[0]),
+        tuple(made[1]),
         tuple(id_ for id_ in old if id_ not in new),
         callers,
         merger,

@@ -11,6 +11,7 @@ import trio
 from ..admin import ActResult, Row, refusal
 from ..config import ConfigurationError, Settings, Source
 from ..edge import server_context
+from ..flow import READ_AGAIN
 from ._apply import Prepared, commit, prepare
 from ._changes import RESTART, Change, as_json, changes, in_force, limit_names, with_secrets_of
 from ._house import House
@@ -131,6 +132,7 @@ class Configuration:
             )
             await self._put_in_force(read.wanted)
             self._show(read)
+            await self._house.certificates.refresh(self._note_certificates, anyway=True)
             self._source, self._written, self._live = read.source, read.written, read.live
             after = _by_time(read.found)
             after["live_values_dropped"] = read.dropped
@@ -155,6 +157,10 @@ class Configuration:
             self._house.server.tls = read.certificate
         if read.kept is not None:
             self._house.log.write("error", "certificate_kept", reason=read.kept)
+
+    def _note_certificates(self, files: str, done: str) -> None:
+        if done != READ_AGAIN:
+            self._house.log.write("error", "certificates_kept", files=files, reason=done)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Do what reads files; nothing was changed if it does not come back in time.

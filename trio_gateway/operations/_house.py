@@ -11,7 +11,7 @@ from ..cluster import Replica
 from ..edge import Generator, HangupWatch, HttpServer, Sockets, UnplacedBytes
 from ..exchange import LiveExchanges, Parts
 from ..fleet import DrainKeeper, Fleet, FleetWatch, Registrations
-from ..flow import BufferPool
+from ..flow import BufferPool, Certificates
 from ..ledger import Books, Ledger, conservation_errors
 from ..telemetry import Exporter, Log, LoopWatch
 from ..tenancy import Follower, Keyring, RateBook
@@ -26,6 +26,7 @@ class House:
     Attributes:
         started: Trio clock, seconds.
         parts: of which new exchanges are made; another one after each change of limits.
+        certificates: what is shown to workers, and believed of them.
         idle_times: how long engines took to let go of what was abandoned.
         follower: of tenants in the database, if there is one.
         leaks: what the last look of the self-audit found held for nobody.
@@ -59,6 +60,7 @@ class House:
     idle_times: Counter[str]
     loop_watch: LoopWatch
     watch: HangupWatch
+    certificates: Certificates
     exporter: Exporter | None = None
     replica: Replica | None = None
     leaks: int = 0

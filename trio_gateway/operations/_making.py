@@ -17,10 +17,11 @@ from ..config import (
     TenantSettings,
     WorkerSettings,
 )
-from ..contract import Worker
+from ..contract import TlsPort, Worker
 from ..edge import GenerateSettings, KeepTerms, ServerLimits, SocketLimits, SocketSettings, TokenSettings
 from ..exchange import AttemptLimits, DeliveryLimits, ExchangeLimits
 from ..fleet import DIALECTS, FleetSettings, KubernetesAccess, Route
+from ..flow import Certificates
 from ..tenancy import Caller, Keyring, RateLimits, Stored, Tenant
 from ..upstream import UpstreamLimits
 
@@ -31,8 +32,13 @@ NOTHING_STORED: Final = Stored(0, (), ())
 # Workers and models -----------------------------------------------------------------------------------------
 
 
-def make_worker(worker: WorkerSettings) -> Worker:
-    """Describe a worker of the file."""
+def make_worker(worker: WorkerSettings, certificates: Certificates) -> Worker:
+    """Describe a worker of the file.
+
+    Raises:
+        OSError: the certificate that it is to be shown can not be read any more.
+        ValueError: likewise.
+    """
     endpoint = worker.endpoint
     return Worker(
         id=worker.id,
@@ -45,12 +51,20 @@ def make_worker(worker: WorkerSettings) -> Worker:
         slots=worker.slots or DEFAULT_SLOTS,
         cancel_grace=worker.cancel_grace,
         socket_path=endpoint.socket_path,
-        tls=ssl.create_default_context(cadata=worker.ca_pem) if endpoint.scheme == "https" else None,
+        tls=_tls_of(worker, certificates),
         api_key=worker.api_key.get_secret_value() if worker.api_key is not None else None,
         weight=worker.weight,
         labels=frozenset(worker.labels),
         slots_unknown=worker.slots is None,
     )
+
+
+def _tls_of(worker: WorkerSettings, certificates: Certificates) -> ssl.SSLContext | TlsPort | None:
+    if worker.endpoint.scheme != "https":
+        return None
+    if worker.certificate is not None:
+        return certificates.get("client", worker.certificate, worker.key, worker.ca)
+    return ssl.create_default_context(cadata=worker.ca_pem)
 
 
 def kubernetes_access(settings: Settings) -> KubernetesAccess:

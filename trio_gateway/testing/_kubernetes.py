@@ -227,7 +227,7 @@ async def open_kubernetes() -> AsyncIterator[KubernetesServer]:
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         server.port = listeners[0].socket.getsockname()[1]
-        nursery.start_soon(trio.serve_listeners, server.serve, listeners)
+        await nursery.start(trio.serve_listeners, server.serve, listeners)
         try:
             yield server
         finally:

@@ -10,7 +10,7 @@ from typing import Final, Protocol, Self, final
 import trio
 
 from ..contract import RawJson
-from ..errors import BadFraming, EngineProtocolError, UpstreamFailed, UpstreamFault
+from ..errors import BadFraming, EngineProtocolError, UpstreamFailed, UpstreamFault, spoken_tls
 from ..flow import ReadLoop
 from ..wire import UNTIL_CLOSE, BodyReader, HeadBuffer, ResponseHead, parse_response_head
 from ._dial import Stream, try_send
@@ -170,7 +170,7 @@ class Connection:
 
 
 def _broken(cause: BaseException | None) -> UpstreamFailed:
-    return UpstreamFailed(UpstreamFault.BROKEN, f"the connection broke: {cause}")
+    return UpstreamFailed(UpstreamFault.BROKEN, f"the connection broke: {spoken_tls(cause)}")
 
 
 @final

@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from ..contract import Worker
-from ..errors import UpstreamFailed, UpstreamFault
+from ..errors import UpstreamFailed, UpstreamFault, spoken_tls
 from ..wire import write_request_head
 from ._connection import Answer, Connection
 from ._dial import dial
@@ -99,7 +99,9 @@ async def _connect(worker: Worker, path: str, method: str) -> Connection:
         await connection.stream.send_all(write_request_head(method.encode("ascii"), target, headers))
     except trio.BrokenResourceError as exc:
         connection.abort()
-        raise UpstreamFailed(UpstreamFault.BROKEN, f"the connection broke: {exc.__cause__}") from None
+        raise UpstreamFailed(
+            UpstreamFault.BROKEN, f"the connection broke: {spoken_tls(exc.__cause__)}"
+        ) from None
     except BaseException:
         connection.abort()
         raise

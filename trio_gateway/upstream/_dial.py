@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 from typing import Final
 
 import trio
 
 from ..contract import RawJson, Worker
 from ..errors import UpstreamFailed, UpstreamFault
+from ..flow import shake_hands
 
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
@@ -43,10 +45,13 @@ async def _open(worker: Worker, receive_buffer: int) -> Stream:
     if worker.tls is None:
         return stream
     try:
-        secured = trio.SSLStream(stream, worker.tls, server_hostname=worker.host, https_compatible=True)
-        await secured.do_handshake()
+        context = worker.tls if isinstance(worker.tls, ssl.SSLContext) else worker.tls.context
+        secured = trio.SSLStream(stream, context, server_hostname=worker.host, https_compatible=True)
+        why = await shake_hands(secured)
+        if why is not None:
+            raise UpstreamFailed(UpstreamFault.UNREACHABLE, f"{worker.id}: no TLS: {why}")
     except BaseException:
-        await trio.aclose_forcefully(stream)
+        stream.socket.close()
         raise
     return secured
 

@@ -202,7 +202,7 @@ class Registration(msgspec.Struct, frozen=True):
 
     worker_id: WorkerId
     incarnation: Count
-    url: Annotated[str, Meta(pattern=r"^http://[A-Za-z0-9.\[\]:_-]{1,255}/?\Z")]
+    url: Annotated[str, Meta(pattern=r"^https?://[A-Za-z0-9.\[\]:_-]{1,255}/?\Z")]
     models: _Names
     slots: _Slots
     engine: EngineKind
