@@ -20,7 +20,8 @@ Run         make bench SCENARIO=scale_on_paper      (about 2 min; needs one core
 Output      bench/results/<date>-scale_on_paper-<commit>.json, scale-on-paper-crowds.svg and
             scale-on-paper-fairness.svg. docs/explanation/scale-on-paper.md says what it means.
 
-No clock, process or socket takes part but in the last part, which is measured and not checked.
+No clock, process or socket takes part but in two parts, which are measured and not checked: what
+a turn costs a real redis-server, if there is one, and what one choice costs.
 """
 
 from __future__ import annotations
@@ -39,24 +40,30 @@ from trio_gateway.fleet import Fleet, Route
 from trio_gateway.fleet.cores import Snapshot, Source
 from trio_gateway.testing import make_request, make_worker
 
+from .. import store_costs
 from ..command import Options, main, progress
 from ..late_views import Crowds, crowds
 from ..plot import Chart, Line
 from ..report import RESULTS, Check, Report
 from ..shared_order import Flood, Shares, flooded
 from ..simulation import Setting
-from ..store_turns import Asking, turns
+from ..store_costs import Crowded
+from ..store_turns import LOOK, Asking, turns
 from ..tenants import jain
 
 SEED: Final = 7
 BASE: Final = Setting(gateways=1, agents=True, slots=8, mean_service=10.0)
 # Replicas, workers, simulated seconds: as many as show it.
-FLEETS: Final = ((2, 50, 40.0), (8, 200, 20.0), (50, 500, 8.0), (200, 1000, 4.0), (200, 5000, 1.6))
+FLEETS: Final = ((2, 50, 40.0), (8, 200, 20.0), (50, 500, 8.0), (200, 1000, 3.0), (200, 5000, 1.2))
 AGES: Final = (0.25, 0.5, 1.0, 2.0, 5.0)
-LARGEST_RANDOM: Final = 1000  # workers up to which random choice is played too: it says the same beyond
+LARGEST_RANDOM: Final = 500  # workers up to which random choice is played too: it says the same beyond
 REPLICAS: Final = (1, 3, 10, 50, 200)
 HOMES: Final = (1, 3)
 LEAST_JAIN: Final = 0.97
+CROWDED: Final = (
+    *(Crowded(replicas=3, workers=8), Crowded(3, 200), Crowded(10, 50)),
+    *(Crowded(replicas=20, workers=8), Crowded(20, 200), Crowded(50, 50)),
+)
 OVER: Final = 10  # times capacity, in the burst
 MOST_RETURNS: Final = 1.5  # times capacity
 MOST_REJECTED: Final = 0.06  # of attempts, in any fleet with readings of a second
@@ -64,7 +71,7 @@ MOST_REJECTED: Final = 0.06  # of attempts, in any fleet with readings of a seco
 
 def run(options: Options) -> Report:
     report = Report("scale_on_paper", ["part", "situation", "result"])
-    for part in (_stampedes, _ages, _fairness, _dividing, _store, _returns, _choosing):
+    for part in (_stampedes, _ages, _fairness, _dividing, _store, _turns_cost, _returns, _choosing):
         progress(part.__name__.strip("_"))
         part(report, options)
     return report
@@ -127,7 +134,7 @@ def _check_crowds(report: Report, where: str, found: dict[str, Crowds]) -> None:
 def _ages(report: Report, options: Options) -> None:
     for age in AGES[2:3] if options.brief else AGES:
         for told in ("apart", "at once"):
-            setting = _setting(50, 200, max(4 * age, 10.0), period=age, told=told)
+            setting = _setting(50, 200, max(4 * age, 6.0), period=age, told=told)
             found = crowds(setting, "ours", SEED)
             where = f"50 replicas, 200 workers, read every {age:g} s, {told}"
             report.rows.append(["ages", where, _told(found)])
@@ -172,7 +179,7 @@ def _fairness(report: Report, options: Options) -> None:
 def _flood(replicas: int, homes: int, *, store: bool, brief: bool) -> Flood:
     slots = max(400, 2 * replicas)
     connected = min(homes or replicas, replicas)
-    return Flood(replicas, slots=slots, homes=connected, store=store, seconds=40.0 if brief else 120.0)
+    return Flood(replicas, slots=slots, homes=connected, store=store, seconds=30.0 if brief else 80.0)
 
 
 def _got(shares: Shares, index: float) -> str:
@@ -212,6 +219,22 @@ def _store(report: Report, options: Options) -> None:
             )
             report.rows.append(["store", where, result])
             report.raw[f"store/{where}"] = dataclasses.asdict(found)
+
+
+def _turns_cost(report: Report, options: Options) -> None:
+    """Measure at a real store what a turn costs it while everybody waits."""
+    if store_costs.server() is None:
+        report.notes.append("no redis-server is installed: what a turn costs was not measured")
+        return
+    with store_costs.store() as store:
+        for crowded in CROWDED[:2] if options.brief else CROWDED:
+            spent = store.turn_while_crowded(crowded)
+            asked = crowded.replicas / (LOOK + 0.001)
+            counts = f"{crowded.replicas} replicas, {crowded.workers} workers"
+            where = f"{counts}, {crowded.tenants} tenants wait at each"
+            result = f"a turn costs the store {1000 * spent:.2f} ms; {asked * spent:.2f} cores for all turns"
+            report.rows.append(["turns", where, result])
+            report.raw[f"turns/{where}"] = spent
 
 
 # -- who comes back
@@ -267,18 +290,16 @@ def _learnt(pace: float) -> DrainRate:
 def _choosing(report: Report, options: Options) -> None:
     """Measure a placement's choice in the running gateway's own registry, by CPU time."""
     for workers in (16, 100, 500, 1000) if options.brief else (16, 100, 500, 1000, 5000):
-        spent = trio.run(_cost_of_choosing, workers)
-        report.rows.append(
-            [
-                "choosing",
-                f"one of {workers} workers",
-                f"{1000 * spent:.2f} ms of CPU, {1e6 * spent / workers:.1f} us each",
-            ]
-        )
-        report.raw[f"choosing/{workers}"] = spent
+        for session in (None, "session"):
+            spent = trio.run(_cost_of_choosing, workers, session)
+            how = "by its key" if session else "without a key"
+            report.rows.append(
+                ["choosing", f"one of {workers} workers, {how}", f"{1000 * spent:.2f} ms of CPU"]
+            )
+            report.raw[f"choosing/{workers}/{how}"] = spent
 
 
-async def _cost_of_choosing(workers: int) -> float:  # noqa: ASYNC124  (asks Trio for the time)
+async def _cost_of_choosing(workers: int, session: str | None) -> float:  # noqa: ASYNC124  (asks Trio for the time)
     fleet = Fleet(
         [make_worker(f"w{n:04d}", slots=8) for n in range(workers)], [Route("m1", "m1")], trio.current_time
     )
@@ -287,11 +308,12 @@ async def _cost_of_choosing(workers: int) -> float:  # noqa: ASYNC124  (asks Tri
         book.snapshot = Snapshot(
             seq=1, source=Source.HEARTBEAT, running=6, taken_at=now - number / workers, slots=8
         )
-    fleet.choose(make_request(), frozenset())
+    request = make_request(session=session)
+    fleet.choose(request, frozenset())
     rounds = max(3, math.ceil(2000 / workers))
     begun = time.process_time()
     for _ in range(rounds):
-        fleet.choose(make_request(), frozenset())
+        fleet.choose(request, frozenset())
     return (time.process_time() - begun) / rounds
 
 
