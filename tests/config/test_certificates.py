@@ -246,7 +246,7 @@ def test_the_table_is_explained_with_the_place_that_it_comes_from(tmp_path: Path
     assert "PRIVATE KEY" not in told
 
 
-# Between the gateway and workers ------------------------------------------------------------------------------
+# Between the gateway and workers --------------------------------------------------------------------------
 
 
 SHOWN = """\
