@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -153,11 +154,13 @@ async def open_browser(folder: Path, *, recording: bool = False) -> AsyncIterato
         recording: note what `Browser.logged` answers.
     """
     binary = find_browser()
+    # The browser makes a socket there, whose path may have 107 bytes: too few for the folder of a test.
+    short = tempfile.TemporaryDirectory(prefix="b-", ignore_cleanup_errors=True)
     process = await trio.lowlevel.open_process(
         [DRIVER, "--port=0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "HOME": str(folder), "TMPDIR": str(folder)},
+        env={**os.environ, "HOME": str(folder), "TMPDIR": short.name},
         start_new_session=True,
     )
     try:
@@ -190,6 +193,7 @@ async def open_browser(folder: Path, *, recording: bool = False) -> AsyncIterato
             await process.wait()
         assert process.stdout is not None
         await process.stdout.aclose()
+        short.cleanup()
 
 
 async def _read_port(process: trio.Process) -> int:
