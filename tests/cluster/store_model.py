@@ -54,15 +54,16 @@ class StoreModel:
             return Reply("fenced")
         if turn.seq <= (0 if member is None else member.seq):
             return Reply("late")
+        before = None
         if turn.leave or turn.epoch == 0:
-            self.members.pop(turn.replica, None)
-            member = None
+            before, member = self.members.pop(turn.replica, None), None
         if turn.leave:
             member = Member(0, 0, 0)
         elif member is None:
             self.epochs += 1
             self.born = now if self.born is None else self.born
             member = self.members[turn.replica] = Member(self.epochs, 0, 0)
+            member.told = {} if before is None else before.told
         member.seq, member.until = turn.seq, now + turn.lease
         settling = now < (self.born or 0) + turn.lease
         if settling:

@@ -6,6 +6,7 @@ wake it, and wait in their queue; whatever came meanwhile is told in the same tu
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from ._messages import Reply, Turn, decode_reply
 from ._store import Connect, Link, StoreLost
 
 SECONDS_BETWEEN_LOOKS: Final = 0.02  # while somebody waits: what others gave back may be his
+SECONDS_APART: Final = 0.002  # at least, from one turn's begin to the next: who comes meanwhile shares it
 SECONDS_TO_GATHER: Final = 0.05  # what is given back and nobody waits for goes with the next turn, or then
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
@@ -44,8 +46,8 @@ class Local(Protocol):
     def survey(self) -> Survey:
         """Look how things stand."""
 
-    def use(self, heard: Heard) -> None:
-        """Take what was heard, at once."""
+    def use(self, heard: Heard) -> bool:
+        """Take what was heard, at once; answers whether all that was granted is in use."""
 
     def stand(self, standing: Standing, members: tuple[str, ...], poke: Callable[[bool], None]) -> None:
         """Place as a replica of this standing does, from now on; ``poke`` is `Replica.poke`."""
@@ -90,6 +92,7 @@ class Replica:
         self._urgent = self._changed = False
         self._nap: trio.CancelScope | None = None
         self._waiting = False
+        self._begun = -math.inf
 
     def figures(self) -> dict[str, Any]:
         """Answer counts since start, and how it stands right now."""
@@ -111,7 +114,7 @@ class Replica:
         self._urgent = self._urgent or urgent or self.member.contended
         if self._nap is not None:
             now = trio.current_time()
-            due = now if self._urgent else now + SECONDS_TO_GATHER
+            due = self._begun + SECONDS_APART if self._urgent else now + SECONDS_TO_GATHER
             self._nap.deadline = min(self._nap.deadline, due)
 
     async def run(self) -> None:
@@ -148,7 +151,7 @@ class Replica:
     async def _take_turns(self, link: Link) -> None:
         while True:
             self._urgent = self._changed = False
-            begun = trio.current_time()
+            begun = self._begun = trio.current_time()
             survey = self._local.survey()
             self._waiting = bool(survey.want)
             turn = self.member.turn(survey)
@@ -168,10 +171,10 @@ class Replica:
                 self._note(True, f"{len(reply.members)} replicas")
                 self._local.stand(self.member.standing, self.member.members, self.poke)
             self.statistics.granted += len(heard.grants)
-            self._local.use(heard)
+            if not self._local.use(heard):
+                self._urgent = True  # somebody else may want it
             self.tried.set()
-            if not heard.grants:
-                await self._rest()
+            await self._rest()
 
     async def _make(self, link: Link, turn: Turn) -> Reply:
         try:
@@ -182,7 +185,7 @@ class Replica:
     async def _rest(self) -> None:
         """Wait until there is something to tell, or to look for."""
         if self._urgent:
-            seconds = 0.0
+            seconds = max(self._begun + SECONDS_APART - trio.current_time(), 0.0)
         elif self._waiting:
             seconds = SECONDS_BETWEEN_LOOKS
         elif self._changed:

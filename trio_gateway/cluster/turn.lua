@@ -27,25 +27,26 @@ local function use(resource, more)
   if more ~= 0 and redis.call('HINCRBY', USED, resource, more) <= 0 then redis.call('HDEL', USED, resource) end
 end
 
-local function forget(replica)
+local function forget(replica, told_too)
   for resource, count in pairs(pairs_of(of('held', replica))) do use(resource, -tonumber(count)) end
-  for _, what in ipairs({'held', 'grants', 'wants', 'told'}) do redis.call('DEL', of(what, replica)) end
+  for _, what in ipairs({'held', 'grants', 'wants'}) do redis.call('DEL', of(what, replica)) end
+  if told_too then redis.call('DEL', of('told', replica)) end
   redis.call('ZREM', LIVE, replica)
   redis.call('HDEL', EPOCHS, replica)
   redis.call('HDEL', SEQS, replica)
 end
 
-for _, replica in ipairs(redis.call('ZRANGEBYSCORE', LIVE, '-inf', now)) do forget(replica) end
+for _, replica in ipairs(redis.call('ZRANGEBYSCORE', LIVE, '-inf', now)) do forget(replica, true) end
 
 -- Who is it, and is this its newest turn?
 local epoch, seq = number_of(EPOCHS, me), number_of(SEQS, me)
 if turn.epoch ~= 0 and turn.epoch ~= epoch then return cjson.encode({state = 'fenced'}) end
 if turn.seq <= seq then return cjson.encode({state = 'late'}) end
 if turn.leave then
-  if epoch ~= 0 then forget(me) end
+  if epoch ~= 0 then forget(me, true) end
   epoch = 0
 elseif turn.epoch == 0 then
-  if epoch ~= 0 then forget(me) end
+  if epoch ~= 0 then forget(me, false) end  -- the answer to its first turn was lost: it was charged already
   epoch = redis.call('INCR', root .. 'epoch')
   redis.call('HSET', EPOCHS, me, epoch)
   if redis.call('SETNX', root .. 'born', now) == 1 then redis.call('DEL', EXPECT) end

@@ -119,10 +119,9 @@ class Sharing:
 
     # -- hearing
 
-    def use(self, heard: Heard) -> None:
+    def use(self, heard: Heard) -> bool:
         """See Local."""
-        for grant in heard.grants:
-            self._use_grant(grant)
+        useful = [self._use_grant(grant) for grant in heard.grants]
         now = trio.current_time()
         buckets = dict(self._rates.buckets()) if heard.rates else {}
         for name, (until_full, used) in heard.rates.items():
@@ -130,13 +129,15 @@ class Sharing:
                 buckets[name].agree(until_full, used, now)
         for name, value in heard.marks.items():
             self._take_mark(name, value)
+        return all(useful)
 
-    def _use_grant(self, grant: Grant) -> None:
+    def _use_grant(self, grant: Grant) -> bool:
         line = self._lines.get(grant.want)
-        if line is not None:
-            # It was charged at the store; what admission charges now is told besides.
-            self._member.charge(_group(line.pool, line.tier), line.tenant, -grant.cost)
-            self._admission.grant(line, grant.worker.removeprefix("worker:"))
+        if line is None:
+            return False
+        # It was charged at the store; what admission charges now is told besides.
+        self._member.charge(_group(line.pool, line.tier), line.tenant, -grant.cost)
+        return self._admission.grant(line, grant.worker.removeprefix("worker:"))
 
     def _take_mark(self, name: str, value: str) -> None:
         if name.startswith(FROZEN):
