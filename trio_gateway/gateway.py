@@ -74,6 +74,7 @@ from .fleet import (
 )
 from .flow import READ_AGAIN, BufferPool, Certificates, ReadLoop
 from .ledger import Books, Ledger, LedgerSettings, Record
+from .lending import Borrower, Place
 from .operations import (
     Callers,
     House,
@@ -95,6 +96,7 @@ from .operations import (
     open_audit_table,
     routes_of,
     server_limits,
+    settings_of,
     share_of,
     socket_settings,
     take_callers,
@@ -111,8 +113,9 @@ from .telemetry import (
     return_free_memory,
 )
 from .tenancy import Follower, RateBook, open_roster
-from .units import MiB
+from .units import WHOLE, MiB, Part
 from .upstream import ConnectionPool, HttpEngine, ask, follow, get, order, resolve
+from .wire import Registration
 
 ENDS: Final = (signal.SIGTERM, signal.SIGINT)
 IDLE_EXPIRY: Final = 3.0  # seconds; engines close idle connections after 5
@@ -132,17 +135,32 @@ class Gateway:
         log: takes records and messages.
         source: where the settings come from; None: they can not be changed while it runs.
         read_together: one task reads all streams of engines; else each is read by its exchange's own.
+        place: among several processes that serve the same clients; None: it is the only one.
     """
 
     def __init__(
-        self, settings: Settings, log: Log, source: Source | None = None, *, read_together: bool = True
+        self,
+        settings: Settings,
+        log: Log,
+        source: Source | None = None,
+        *,
+        read_together: bool = True,
+        place: Place | None = None,
     ) -> None:
         self.boot_id: Final = secrets.token_hex(8)
         self._log = log
+        self._place = place
+        self._part = WHOLE if place is None else place.part
+        self._control = None if place is None else place.open_control()
+        self.borrower: Final = None if self._control is None else Borrower(self._control)
+        self._crowd = None if place is None else place.open_crowd()
+        self._abandoned = trio.Event()  # the supervisor is gone
+        whole, settings = settings, settings_of(settings, self._part)
         self._started = trio.current_time()
         self._refusal: Problem | None = None
         self.books: Final = Books()
-        self.ledger: Final = _make_ledger(settings, self.boot_id, log)
+        self.ledger: Final = _make_ledger(settings, self.boot_id, log, self._part.number)
+        self._left_behind = _make_ledgers_left_behind(settings, self.boot_id, log, self._part)
         self.loop_watch: Final = LoopWatch(settings.telemetry.stall_limit, log)
         self.exporter: Final = self._make_exporter(settings)
         self.live: Final = LiveExchanges(settings.telemetry.flights)
@@ -155,7 +173,7 @@ class Gateway:
         self.buffers: Final = BufferPool(settings.delivery.total_buffer_bytes)
         self.connections: Final = ConnectionPool(IDLE_EXPIRY, trio.current_time)
         self.certificates: Final = Certificates()
-        self.fleet: Final = _make_fleet(settings, self.certificates)
+        self.fleet: Final = _make_fleet(settings, self.certificates, place)
         self.fleet_watch: Final = FleetWatch(
             self.fleet,
             self.drain,
@@ -182,6 +200,7 @@ class Gateway:
             resolve,
             self._begin_watching,
             self._note_worker,
+            *(() if place is None else (lambda asked: _secret_of(place, asked),)),
         )
         self.named_workers: Final = NamedWorkers(
             self.fleet,
@@ -212,6 +231,7 @@ class Gateway:
             self._keep_draining,
             random.random,
             self.books.times.held.see,
+            self.borrower if place is not None and place.shares else None,
         )
         self.room: Final = UnplacedBytes(settings.limits.unplaced_bytes, self.admission.next_return)
         self.rates: Final = RateBook(
@@ -222,13 +242,13 @@ class Gateway:
             estimate=self.admission.probable_tokens,
         )
         self.replica: Final = self._make_replica(settings)
-        self._basis = settings, TenantMerger(settings.tenants)
+        self._basis = whole, TenantMerger(whole.tenants)
         self.follower: Final = (
             None
             if database is None
             else Follower(
                 lambda: open_roster(database.value),
-                lambda stored: make_callers(*self._basis, stored),
+                lambda stored: make_callers(*self._basis, stored, self._part),
                 self._take_callers,
                 log,
             )
@@ -252,9 +272,9 @@ class Gateway:
         self.sockets: Final = self._make_sockets(settings, parts, self.generator, authenticator)
         self.server: Final = self._make_server(settings, self.generator, authenticator)
         self.house: Final = self._make_house(settings, parts)
-        table = None if database is None else lambda: open_audit_table(database.value)
-        trail = Trail(self.boot_id, log, table)
-        self._operations: Final = Operations(self.house, settings, source, trail, self._take_settings)
+        self._operations: Final = Operations(
+            self.house, whole, source, self._make_trail(settings), self._take_settings
+        )
         self.addresses: list[str] = []
         self.admin_addresses: list[str] = []
         self.internal_addresses: list[str] = []
@@ -277,11 +297,14 @@ class Gateway:
         """
         listeners: list[trio.SocketListener] = []
         try:
-            if self.ledger is not None:
-                self.ledger.open()
+            for ledger in self._ledgers:
+                ledger.open()
             if self.exporter is not None:
                 self.exporter.open()
-            listeners += await open_listeners(tuple(map(str, self.settings.server.bind)))
+            if self._place is None:
+                listeners += await open_listeners(tuple(map(str, self.settings.server.bind)))
+            else:
+                listeners += self._place.open_listeners()
             with (
                 _ignoring_afterwards(*ENDS, signal.SIGHUP, last=last),
                 trio.open_signal_receiver(*ENDS) as ends,
@@ -299,10 +322,14 @@ class Gateway:
             self.watch.close()
             if self.read_loop is not None:
                 self.read_loop.close()
-            if self.ledger is not None:
-                self.ledger.close()
+            for ledger in self._ledgers:
+                ledger.close()
             if self.exporter is not None:
                 self.exporter.close()
+            if self._control is not None:
+                self._control.close()
+            if self._crowd is not None:
+                self._crowd.close()
 
     async def _start(
         self, nursery: trio.Nursery, listeners: list[trio.SocketListener], reloads: AsyncIterator[int]
@@ -329,27 +356,35 @@ class Gateway:
         nursery.start_soon(self._operations.trail.run)
         nursery.start_soon(self._operations.auditor.run)
         nursery.start_soon(self._hear_reloads, reloads)
+        if self.borrower is not None:
+            nursery.start_soon(self._borrow, self.borrower)
         nursery.start_soon(self.certificates.run, self._note_certificate)
         metrics = Metrics(render_metrics, METRICS_TYPE)
         access, pages = self.house.access, DASHBOARD_PAGES
         app = make_admin_app(self._operations, access, metrics, self.report_bug, pages)
         binds = tuple(map(str, self.settings.admin.bind))
+        if self._place is not None:
+            binds = (f"unix:{self._place.admin_path}",)
         self.admin_addresses = await nursery.start(serve_admin, app, binds, self.report_bug)
         await self._open_to_workers(nursery)
-        accept = AcceptLoop(self._permits(), self.server.serve, self._complain)
+        if self.borrower is not None:
+            await self.borrower.be_ready(boot_id=self.boot_id)
+        if self._crowd is not None:
+            self._crowd.enter()
+        accept = AcceptLoop(self._permits(), self.server.serve, self._complain, self._crowd)
         for listener in listeners:
             nursery.start_soon(accept.run, listener, nursery)
             self.addresses.append(_address_of(listener, "http" if self.tls is None else "https"))
-        self._log.write(
-            "info",
-            "listening",
-            public=self.addresses,
-            admin=self.admin_addresses,
-            internal=self.internal_addresses,
-        )
+        public, admin, internal = self.addresses, self.admin_addresses, self.internal_addresses
+        if self._place is None:
+            self._log.write("info", "listening", public=public, admin=admin, internal=internal)
+        else:
+            self._log.write("info", "process_listening", public=public, admin=admin, internal=internal)
         self._look_at_certificate()
         sys.setswitchinterval(SWITCH_INTERVAL)
         self.cycles.start()
+        if self.borrower is not None:
+            self.borrower.tell_serving()
 
     async def _open_to_workers(self, nursery: trio.Nursery) -> None:
         """Listen for workers that register, if the settings say so."""
@@ -357,26 +392,46 @@ class Gateway:
         if internal.bind and internal.join_token is not None:
             app = make_internal_app(self.registrations, internal.join_token.get_secret_value())
             binds = tuple(map(str, internal.bind))
+            if self._place is not None:
+                binds = (f"unix:{self._place.internal_path}",)
             self.internal_addresses = await nursery.start(
                 serve_admin, app, binds, self.report_bug, MOST_AGENTS, self.inner_tls, self._note_handshake
             )
 
     async def _stopped(self, nursery: trio.Nursery, signals: AsyncIterator[int]) -> None:
         """Wait for a signal, then shut down as the settings say; a second signal skips the waiting."""
-        await anext(signals)
+        await self._told_to_end(signals)
         _exit_for_sure_after(self.settings.shutdown.hard_limit)
         with trio.move_on_after(self.settings.shutdown.hard_limit - FINAL_SECONDS):
             async with trio.open_nursery() as both:
                 hurry = trio.Event()
 
                 async def second_signal() -> None:
-                    await anext(signals)
+                    await self._told_to_end(signals)
                     hurry.set()
 
                 both.start_soon(second_signal)
                 await self.shut_down(hurry)
                 both.cancel_scope.cancel()
         nursery.cancel_scope.cancel()
+
+    async def _told_to_end(self, signals: AsyncIterator[int]) -> None:
+        """Wait for a signal, or the end of the supervisor, which is as good as any number of them."""
+        async with trio.open_nursery() as nursery:
+
+            async def until_abandoned() -> None:
+                await self._abandoned.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(until_abandoned)
+            await anext(signals)
+            nursery.cancel_scope.cancel()
+
+    async def _borrow(self, borrower: Borrower) -> None:
+        """Use what is lent until the supervisor is gone: nobody else counts what this process uses."""
+        await borrower.run(self.admission)
+        self._log.write("error", "supervisor_gone")
+        self._abandoned.set()
 
     async def _hear_reloads(self, signals: AsyncIterator[int]) -> None:
         """Read the configuration again at each SIGHUP."""
@@ -475,6 +530,18 @@ class Gateway:
         self._basis = prepared.settings, prepared.merger
         if self.follower is not None and prepared.callers is not None:
             self.follower.look_again()
+
+    @property
+    def _ledgers(self) -> list[Ledger]:
+        return [*(() if self.ledger is None else (self.ledger,)), *self._left_behind]
+
+    def _make_trail(self, settings: Settings) -> Trail:
+        """Make the trail of operators; that of several processes is the supervisor's."""
+        database = settings.database.url
+        if self._place is not None:
+            return Trail(self.boot_id, Log(None))
+        table = None if database is None else lambda: open_audit_table(database.value)
+        return Trail(self.boot_id, self._log, table)
 
     @property
     def kept_answers(self) -> int:
@@ -684,9 +751,16 @@ class Gateway:
             self.room,
         )
 
-    def _make_house(self, settings: Settings, parts: Parts) -> House:
+    def _make_access(self, settings: Settings) -> Access:
+        """Say who may come in: operators, or the supervisor in their place."""
+        if self._place is not None:
+            return Access([AdminToken("supervisor", self._place.digest, "operator")], fixed=True)
         tokens = [AdminToken(token.id, token.digest, token.role) for token in settings.admin.tokens]
         names = [bind.host for bind in settings.admin.bind if bind.host]
+        local = all(bind.local for bind in settings.admin.bind)
+        return Access(tokens, [*settings.admin.hosts, *names], local=local)
+
+    def _make_house(self, settings: Settings, parts: Parts) -> House:
         return House(
             boot_id=self.boot_id,
             started=self._started,
@@ -709,17 +783,16 @@ class Gateway:
             generator=self.generator,
             sockets=self.sockets,
             server=self.server,
-            access=Access(
-                tokens,
-                [*settings.admin.hosts, *names],
-                local=all(bind.local for bind in settings.admin.bind),
-            ),
+            access=self._make_access(settings),
             parts=parts,
             idle_times=self.idle_times,
             loop_watch=self.loop_watch,
             watch=self.watch,
             certificates=self.certificates,
             exporter=self.exporter,
+            part=self._part,
+            borrower=self.borrower,
+            shares=self._place is not None and self._place.shares,
             replica=self.replica,
         )
 
@@ -731,7 +804,7 @@ class Gateway:
         """One permit a connection, never more than descriptors allow: each may need one upstream too."""
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         fitting = max((allowed - SPARE_DESCRIPTORS) // 2, 1)
-        wanted = self.settings.limits.connections
+        wanted = settings_of(self.settings, self._part).limits.connections
         if fitting < wanted:
             self._log.write(
                 "warning", "fewer_connections", wanted=wanted, possible=fitting, descriptors=allowed
@@ -774,28 +847,46 @@ def _address_of(listener: trio.SocketListener, scheme: str) -> str:
     return f"unix:{name}"
 
 
-def _make_ledger(settings: Settings, boot_id: str, log: Log) -> Ledger | None:
+def _make_ledger(settings: Settings, boot_id: str, log: Log, number: int) -> Ledger | None:
+    """Make the ledger of a process, which has a journal and a name of its own."""
     database = settings.database
     if database.url is None:
         return None
+    journal, name = Path(database.journal), database.gateway_id
     return Ledger(
         LedgerSettings(
             database.url.value,
-            Path(database.journal),
+            journal / f"process-{number}" if number else journal,
             database.journal_bytes,
             database.sync_interval,
             database.retention_days,
-            database.gateway_id,
+            f"{name}-{number}" if name and number else name,
         ),
         boot_id,
         log,
     )
 
 
-def _make_fleet(settings: Settings, certificates: Certificates) -> Fleet:
+def _make_ledgers_left_behind(settings: Settings, boot_id: str, log: Log, part: Part) -> list[Ledger]:
+    """Make the ledgers of processes that there were once: what their journals still have, gets replayed."""
+    if part.number or settings.database.url is None:
+        return []
+    found = sorted(Path(settings.database.journal).glob("process-*"))
+    numbers = [int(path.name.removeprefix("process-")) for path in found if path.name[8:].isdigit()]
+    ledgers = [_make_ledger(settings, boot_id, log, number) for number in numbers if number >= part.of]
+    return [ledger for ledger in ledgers if ledger is not None]
+
+
+def _secret_of(place: Place, asked: Registration) -> str:
+    """Make the secret of a worker that registers with all processes at once."""
+    return place.secret_for("worker", asked.worker_id, asked.incarnation, asked.url)
+
+
+def _make_fleet(settings: Settings, certificates: Certificates, place: Place | None) -> Fleet:
+    lent = place is not None and place.shares
     return Fleet(
         [make_worker(worker, certificates) for worker in settings.workers if not worker.many],
         routes_of(settings),
         trio.current_time,
-        fleet_settings(settings),
+        fleet_settings(settings, WHOLE if place is None or lent else place.part, lent=lent),
     )

@@ -7,6 +7,8 @@ same words in text that people write.
 from __future__ import annotations
 
 import re
+import zlib
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
@@ -27,6 +29,31 @@ _MEANT: Final = {"k": "KiB", "m": "MiB", "g": "GiB"}
 
 # 20 digits hold any size or time that a machine can have, and keep Python from calculating with novels.
 _QUANTITY: Final = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?) ?([A-Za-z]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one of several equals has of a whole that can only be split by number; all parts are the whole.
+
+    Attributes:
+        number: of the one, from 0.
+        of: how many there are.
+    """
+
+    number: int = 0
+    of: int = 1
+
+    def share(self, whole: int, name: str = "") -> int:
+        """Answer its part of a number of at least 0; some have one more where it does not divide.
+
+        Args:
+            name: of the whole; for another one others have more.
+        """
+        turn = (self.number + zlib.crc32(name.encode())) % self.of
+        return whole // self.of + (turn < whole % self.of)
+
+
+WHOLE: Final = Part()
 
 
 def parse_size(text: str) -> int:

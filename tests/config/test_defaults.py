@@ -35,6 +35,8 @@ DEFAULTS: dict[str, dict[str, object]] = {
         "tls": None,
         "trusted_proxies": (),
         "allow_anonymous": False,
+        "processes": 1,
+        "capacity": "shared",
         "expose_worker": False,
         "cors_origins": (),
     },
@@ -174,6 +176,8 @@ CONTRACT_KEYS = {f"{section}.{key}" for section, keys in CONTRACT.items() for ke
 
 # Not written in the contract's list of keys, but bracketed or named in its text: "each is a setting".
 FURTHER_KEYS = {
+    "server.processes",
+    "server.capacity",
     "admin.hosts",
     "limits.gone_probe_interval",
     "retry.backoff",

@@ -78,7 +78,7 @@ class GatewayProcess:
 
 @asynccontextmanager
 async def process_serving(
-    *engines: ScriptedEngine, folder: Path, **sections: Any
+    *engines: ScriptedEngine | str, folder: Path, **sections: Any
 ) -> AsyncIterator[GatewayProcess]:
     """Run ``trio-gateway serve`` for the length of the block, which the process may end itself."""
     file = folder / "gateway.toml"

@@ -186,7 +186,7 @@ def test_every_figure_has_its_name_and_labels(name: str, labels: dict[str, str],
 
 def test_there_is_a_sample_for_each_figure_and_no_other() -> None:
     rows = sum(len(counts["values"]) for counts in STATISTICS["counts"].values())
-    workers, tenants, single = len(STATISTICS["workers"]), len(STATISTICS["queue"]["tenants"]), 12
+    workers, tenants, single = len(STATISTICS["workers"]), len(STATISTICS["queue"]["tenants"]), 14
     ages, breakers, tiers, buffered, loop, records, exported = 1, 3, 3, 2, SERIES + 2, 5, 2
     times = SERIES * sum(map(len, STATISTICS["times"].values()))
     cluster = 3 + 4 + 4

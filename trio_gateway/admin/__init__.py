@@ -15,12 +15,16 @@ from ._port import (
     RequestFilter,
     Role,
     Row,
+    Soon,
+    answered,
     refusal,
 )
 from ._routes import ACTS, METRICS, PREFIX, READS, Act, Read
 from ._schema import complaints
 from ._server import serve_admin
 from ._shapes import SHAPES
+from ._workers import BODY_LIMIT as WORKER_BODY_LIMIT
+from ._workers import MOST_BYTES as MOST_WORKER_BYTES
 from ._workers import make_internal_app
 
 __all__ = [
@@ -30,9 +34,11 @@ __all__ = [
     "LOCAL",
     "METRICS",
     "MOST_ROWS",
+    "MOST_WORKER_BYTES",
     "PREFIX",
     "READS",
     "SHAPES",
+    "WORKER_BODY_LIMIT",
     "Access",
     "Act",
     "ActResult",
@@ -46,6 +52,8 @@ __all__ = [
     "RequestFilter",
     "Role",
     "Row",
+    "Soon",
+    "answered",
     "complaints",
     "dashboard_page",
     "make_admin_app",

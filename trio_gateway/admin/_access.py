@@ -37,11 +37,18 @@ class Access:
         hosts: names by which operators reach this listener, beside loopback's and addresses.
         local: whether only this machine reaches it. Else nobody comes in without a token, not even when the
             last one was taken away and the address that goes with it waits for a restart.
+        fixed: the tokens are not those of the settings, and stay.
     """
 
     def __init__(
-        self, tokens: Iterable[AdminToken] = (), hosts: Iterable[str] = (), *, local: bool = True
+        self,
+        tokens: Iterable[AdminToken] = (),
+        hosts: Iterable[str] = (),
+        *,
+        local: bool = True,
+        fixed: bool = False,
     ) -> None:
+        self._fixed = fixed
         self._tokens = tuple(tokens)
         self._local = local
         self._hosts = {_LOOPBACK_NAME, *(host.lower() for host in hosts)}
@@ -49,7 +56,8 @@ class Access:
 
     def admit(self, tokens: Iterable[AdminToken]) -> None:
         """Know these tokens, and no others, from now on."""
-        self._tokens = tuple(tokens)
+        if not self._fixed:
+            self._tokens = tuple(tokens)
 
     def check_page(self, headers: Headers, address: str) -> None:
         """Refuse what a web page may have asked for that is not ours.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,7 +22,7 @@ from ._access import Access
 from ._feed import Feed
 from ._guard import Bug, Guard, Handler, actor_if_known, actor_of, answering, as_json, intake_of, told
 from ._openapi import document
-from ._port import AdminPort, RequestFilter, refusal
+from ._port import AdminPort, RequestFilter, answered, refusal
 from ._routes import ACTS, LIVEZ, METRICS, PREFIX, READS, WHO, Act, Read
 from ._schema import Schema, complaints
 from ._shapes import SHAPES
@@ -79,7 +78,7 @@ def make_admin_app(
         return as_json({"status": "ok"})
 
     async def write_metrics(request: Request) -> Response:
-        pieces = await in_steps(metrics.render(port.statistics()), 1)
+        pieces = await in_steps(metrics.render(await answered(port.statistics())), 1)
         return Response(b"".join(pieces), headers={"content-type": metrics.media_type})
 
     async def openapi(request: Request) -> Response:  # noqa: ASYNC124
@@ -93,9 +92,9 @@ def make_admin_app(
         _query(request, {})
         return feed.answer()
 
-    async def snapshot(request: Request) -> Response:  # noqa: ASYNC124
+    async def snapshot(request: Request) -> Response:
         _query(request, {})
-        return Response(feed.latest(trio.current_time()), media_type=JSON)
+        return Response(await feed.latest(trio.current_time()), media_type=JSON)
 
     reading = {
         LIVEZ: livez,
@@ -138,9 +137,7 @@ def _reader(port: AdminPort, read: Read) -> Handler:
     method = getattr(port, read.name)
 
     async def handle(request: Request) -> Response:
-        answer = method(*_arguments(request, read))
-        if inspect.isawaitable(answer):
-            answer = await answer
+        answer = await answered(method(*_arguments(request, read)))
         return as_json({read.member: answer} if read.member else answer)
 
     return handle

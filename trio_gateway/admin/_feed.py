@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ._access import Access, Headers
-from ._port import AdminPort, Row, refusal
+from ._port import AdminPort, Row, answered, refusal
 
 INTERVAL: Final = 1.0  # seconds from one snapshot to the next
 MOST_FEEDS: Final = 16  # open at a time; the other connections are for questions
@@ -37,6 +37,7 @@ class Feed:
         self._open = 0
         self._made = -1  # the tick of which `_snapshot` is
         self._snapshot = b""
+        self._making = trio.Lock()
 
     @property
     def open(self) -> int:
@@ -65,16 +66,17 @@ class Feed:
         """Whether who looks may do so still."""
         return self._access.still_lets_in(headers)
 
-    def latest(self, now: float) -> bytes:
+    async def latest(self, now: float) -> bytes:
         """Answer the snapshot of this tick, as JSON, the same for all who ask."""
         tick = int(now // INTERVAL)
-        if tick != self._made:
-            self._made, self._snapshot = tick, _json(self._port.snapshot())
+        async with self._making:
+            if tick > self._made:
+                self._made, self._snapshot = tick, _json(await answered(self._port.snapshot()))
         return self._snapshot
 
-    def endings_after(self, number: int) -> tuple[int, bytes]:
+    async def endings_after(self, number: int) -> tuple[int, bytes]:
         """Answer how many endings there were, and events for those behind a number."""
-        reached, rows = self._port.endings_after(number)
+        reached, rows = await answered(self._port.endings_after(number))
         return reached, b"".join(_event(b"ending", _json(row)) for row in rows)
 
 
@@ -101,12 +103,12 @@ class FeedAnswer(Response):
             self._feed.leave()
 
     async def _tell(self, headers: Headers, send: Send) -> None:
-        reached, _ = self._feed.endings_after(2**62)  # what ended before is on another page
+        reached, _ = await self._feed.endings_after(2**62)  # what ended before is on another page
         text = RETRY
         while self._feed.may_go_on(headers):
             now = trio.current_time()
-            reached, endings = self._feed.endings_after(reached)
-            text += endings + _event(b"snapshot", self._feed.latest(now))
+            reached, endings = await self._feed.endings_after(reached)
+            text += endings + _event(b"snapshot", await self._feed.latest(now))
             await send({"type": "http.response.body", "body": text, "more_body": True})
             text = b""
             await trio.sleep_until((trio.current_time() // INTERVAL + 1) * INTERVAL)

@@ -2,15 +2,17 @@
 
 Answers are JSON values: objects, lists, text, numbers and null. Their shapes stand in
 `trio_gateway.admin._shapes`, times are seconds, and ages are relative to now. Synchronous
-methods answer at once, from memory, within a few milliseconds. The others take longer: what they
-answer of a thousand requests was true while they looked, not all of it at one moment.
+methods answer at once, from memory, within a few milliseconds, unless other processes have to be
+asked. The others take longer: what they answer of a thousand requests was true while they looked, not
+all of it at one moment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ..errors import Problem, Refused
 
@@ -137,16 +139,29 @@ Action = Literal[
 ]
 
 
+T = TypeVar("T")
+Soon: TypeAlias = T | Awaitable[T]
+"""An answer, at once or after others were asked; see `answered`."""
+
+
+async def answered(answer: Soon[T]) -> T:
+    """Wait for an answer that is not there yet."""
+    if inspect.isawaitable(answer):
+        found: T = await answer
+        return found
+    return answer
+
+
 class AdminPort(Protocol):
     """What operators can see and do. Anything may raise `Refused`, made by `refusal`."""
 
-    # -- reading; synchronous
+    # -- reading; synchronous in one process
 
-    def statistics(self) -> Row:
+    def statistics(self) -> Soon[Row]:
         """Answer the figures of this moment."""
         ...
 
-    def timeline(self, request_id: str) -> Row:
+    def timeline(self, request_id: str) -> Soon[Row]:
         """Answer ``{"request": row, "timeline": steps}``; the id is an exchange's. ``not_found``."""
         ...
 
@@ -154,11 +169,11 @@ class AdminPort(Protocol):
         """Answer a row for each tenant."""
         ...
 
-    def queues(self) -> Row:
+    def queues(self) -> Soon[Row]:
         """Answer the queue and its pools."""
         ...
 
-    def workers(self) -> list[Row]:
+    def workers(self) -> Soon[list[Row]]:
         """Answer a row for each worker."""
         ...
 
@@ -166,11 +181,11 @@ class AdminPort(Protocol):
         """Answer ``{"limits": {dotted name: {"value", "source", "applies"}}}``."""
         ...
 
-    def endings(self, limit: int) -> list[Row]:
+    def endings(self, limit: int) -> Soon[list[Row]]:
         """Answer the latest endings, newest first."""
         ...
 
-    def endings_after(self, number: int) -> tuple[int, list[Row]]:
+    def endings_after(self, number: int) -> Soon[tuple[int, list[Row]]]:
         """Answer how many endings there were since start, and those behind a number, oldest first.
 
         At most 100 rows, the latest; a number that is not reached yet has none.
@@ -185,7 +200,7 @@ class AdminPort(Protocol):
         """Answer what is in force, nested as in the file, secrets hidden."""
         ...
 
-    def snapshot(self) -> Row:
+    def snapshot(self) -> Soon[Row]:
         """Answer what the live feed tells every second."""
         ...
 

@@ -25,6 +25,7 @@ from ._schema import (
     word,
 )
 
+_PROCESS: Final = count("number of the process that has it, where there are several")
 _TOKENS: Final = shape(
     prompt=or_null(count("tokens of the prompt")),
     generated=or_null(count("tokens that the engine made")),
@@ -192,7 +193,7 @@ SHAPES: Final[Mapping[str, Schema]] = MappingProxyType(
                 param=or_null(text("the field at fault")),
             )
         ),
-        "Request": _REQUEST,
+        "Request": optional(_REQUEST, process=_PROCESS),
         "Requests": shape(
             requests=many(named("Request"), "those that wait or run, then those that ended"),
             total=count("all that match"),
@@ -249,7 +250,12 @@ SHAPES: Final[Mapping[str, Schema]] = MappingProxyType(
         ),
         "Task": _TASK,
         "Tasks": shape(
-            tasks=many(shape(exchange=or_null(text("null: tasks of no exchange")), tasks=many(named("Task"))))
+            tasks=many(
+                optional(
+                    shape(exchange=or_null(text("null: tasks of no exchange")), tasks=many(named("Task"))),
+                    process=_PROCESS,
+                )
+            )
         ),
         "SelfAudit": shape(
             ok=switch(),
@@ -265,7 +271,7 @@ SHAPES: Final[Mapping[str, Schema]] = MappingProxyType(
                 "what is held for something that has ended",
             ),
         ),
-        "Ending": _ENDING,
+        "Ending": optional(_ENDING, process=_PROCESS),
         "Endings": shape(endings=many(named("Ending"), "newest first")),
         "Version": shape(
             version=text(),

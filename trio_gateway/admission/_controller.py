@@ -13,22 +13,25 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol, Self, final
 
 import trio
 
-from ..contract import InternalRequest, Worker
+from ..contract import InternalRequest, LenderPort, Worker
 from ..errors import Problem, Refused
 from ._drain_rate import DrainRate
 from ._estimate import Estimates
+from ._loans import Loans, slots_of, tenant_of, tier_of
 from ._returns import JITTER, SOONEST, Returns
 from ._scheduler import Scheduler
 
 Kind = tuple[str, int, bool, frozenset[str]]  # see `_kind_of`
 
 TIERS: Final = ("interactive", "standard", "batch")
+MOST_UNBOUNDED: Final = 1024  # that wait for the lender's word beyond the bounds of a queue
 REASONS: Final = (
     "tenant_frozen",
     "tenant_at_concurrency",
@@ -141,6 +144,23 @@ class Slots(Protocol):
 
     def free(self, request: InternalRequest, worker: Worker, slots: int, *, drained: bool) -> None:
         """Give slots back."""
+
+    # What follows is asked only where slots are lent.
+
+    def wanted(self, request: InternalRequest, without: frozenset[str]) -> list[tuple[str, int]]:
+        """Name the workers at which slots would be of use, the best first, and how many."""
+
+    def size_of(self, worker_id: str) -> tuple[int, float]:
+        """Slots of a worker, and its grace."""
+
+    def lend(self, worker_id: str, slots: int) -> bool:
+        """Take slots that were lent; False: there is no such worker."""
+
+    def idle(self) -> list[tuple[str, int]]:
+        """Give up the slots that were lent and are idle."""
+
+    def give_up(self, worker: Worker) -> int:
+        """The same for one worker."""
 
 
 def _tell_nobody(seconds: float) -> None:
@@ -270,6 +290,9 @@ class Ticket:
         self.pool = admission.pool_of(request.model)
         self.charged = 0.0  # what its tenant was charged for the placement it has, see Group.charge
         self.charged_at = self.pool, self.tier
+        self.unbounded: Problem | None = None  # it stands in the queue beyond its bounds, until this is due
+        self.judged_with = 0  # the question to the lender whose answer decides
+        self.asked_again = False
 
     @property
     def waiting(self) -> bool:
@@ -349,14 +372,16 @@ class Looked:
     """What one look at the workers found, as long as nothing changes: many wait, and few kinds of them.
 
     Attributes:
-        full: kinds for which no worker has room.
+        full: kinds for which no worker has room, each with the first that was found of it.
+        waiting: how many of each of them could be placed if there were.
         times: when the first worker may be tried for a kind, as `Slots.tries_at` tells it.
     """
 
-    __slots__ = ("full", "times")
+    __slots__ = ("full", "times", "waiting")
 
     def __init__(self) -> None:
-        self.full: set[Kind] = set()
+        self.full: dict[Kind, Ticket] = {}
+        self.waiting: Counter[Kind] = Counter()
         self.times: dict[Kind, float | None] = {}
 
 
@@ -380,6 +405,8 @@ class Admission:
         drain: keeps a callback until a worker's engine let go of an attempt, then calls it.
         dice: random numbers from 0 to 1, for jitter.
         held: told for how many seconds a lease was held, until its attempt was over.
+        lender: of whom slots are borrowed, and what tenants and tiers may have at a time; None: all that
+            there is, is this process's. What is lent is told through `lent`, `recall` and `judged`.
     """
 
     def __init__(
@@ -390,6 +417,7 @@ class Admission:
         drain: Callable[[Worker, str, Callable[[], None]], None],
         dice: Callable[[], float],
         held: Callable[[float], None] = _tell_nobody,
+        lender: LenderPort | None = None,
     ) -> None:
         self._slots = slots
         self.limits = limits
@@ -411,6 +439,8 @@ class Admission:
         self._granted = self._held = self._draining_count = self._returned_count = self._doubles = 0
         self._closed: Problem | None = None
         self._nap: trio.CancelScope | None = None
+        self._loans = None if lender is None else Loans(lender)
+        self._unbounded: dict[int, Ticket] = {}  # those that stand in a queue beyond its bounds
         self._ask: Callable[[bool], None] | None = None
         self._outage: Problem | None = None
         self.parties = 1  # processes that divide tenants' concurrency by number
@@ -496,8 +526,13 @@ class Admission:
         ticket = Ticket(self, request, next(self._numbers), limit)
         if not self._ahead_of(ticket) and self._place(ticket):
             return ticket
-        self._check_room(ticket)
-        self._check_time(ticket)
+        try:
+            self._check_room(ticket)
+            self._check_time(ticket)
+        except Refused as refused:
+            if self._loans is None or self._is_scarce(ticket) or len(self._unbounded) >= MOST_UNBOUNDED:
+                raise
+            ticket.unbounded = refused.problem  # what it needs may be free, and the lender must be asked
         self._add(ticket)
         self.dispatch()
         return ticket
@@ -573,6 +608,7 @@ class Admission:
         if ticket.queued:
             ticket.queued = False
             self._queue.remove(ticket)
+            self._unbounded.pop(ticket.number, None)
 
     def waited_too_long(self, ticket: Ticket) -> Problem:
         """What a waiter is told whose time is up: the last class met, or the timeout itself."""
@@ -616,6 +652,8 @@ class Admission:
 
     def dispatch(self) -> None:
         """Place whoever can be placed now, and release those for whom nothing can come in time."""
+        if self._loans is not None:
+            self._loans.begin()
         if len(self._queue):
             self._queue.promote(trio.current_time())
             self._follow_pools()
@@ -624,6 +662,8 @@ class Admission:
                     while self._serve(pool):
                         pass
             self._release_all_hopeless()
+        if self._loans is not None:
+            self._settle_loans(self._loans)
         if self._ask is not None:
             self._ask(False)
         if self._nap is not None:
@@ -647,15 +687,102 @@ class Admission:
                     return True
                 if not full and self._serve_line(line, looked):
                     return True
+        if self._loans is not None:
+            self._want_slots(self._loans, looked)
         return False
+
+    # -- what is lent
+
+    def lent(self, thing: str, units: int) -> None:
+        """Take what was lent; it is used when all of it is there, see `judged`."""
+        assert self._loans is not None
+        kind, _, name = thing.partition(":")
+        if kind == "slots":
+            self._loans.scarce.clear()
+            if not self._slots.lend(name, units):
+                self._loans.lender.give_back(thing, units)
+            return
+        self._loans.permits[thing] += units
+        if kind == "tenant":
+            self._loans.short.pop(name, None)
+            self._loans.scarce.discard(thing)
+            self._take_back(name)
+
+    def recall(self, thing: str) -> None:
+        """Others wait for a thing: what of it is idle, and nobody here is about to use, is theirs."""
+        assert self._loans is not None
+        kind, _, name = thing.partition(":")
+        if kind == "tenant":
+            self._loans.keep(thing, self._running.get(name, 0) + self._queue.depth_of(name))
+        elif kind == "tier":
+            tier, _, pool = name.partition(":")
+            index = TIERS.index(tier)
+            self._loans.keep(thing, self._holding.get((pool, index), 0) + self._queue.depths_of(pool)[index])
+
+    def judged(self, heard: int) -> None:
+        """All that was lent is told: place who can be; refuse who stands beyond the bounds and can not."""
+        assert self._loans is not None
+        self.dispatch()
+        judged = [each for each in self._unbounded.values() if each.judged_with <= heard]
+        for ticket in judged:
+            # What it was lent may have been the right to ask for more.
+            if ticket.asked_again:
+                self._turn_away(ticket, self._loans)
+            else:
+                ticket.asked_again = True
+                ticket.judged_with = self._loans.lender.ask()
+        if judged:
+            self.dispatch()  # what they wanted, nobody wants any more
+
+    def _turn_away(self, ticket: Ticket, loans: Loans) -> None:
+        assert ticket.unbounded is not None
+        self.withdraw(ticket)
+        ticket.refuse(ticket.unbounded)
+        loans.scarce.add(tenant_of(ticket.tenant) if ticket.tenant in loans.short else ticket.model)
+
+    def _is_scarce(self, ticket: Ticket) -> bool:
+        """Whether the lender has said lately that nothing is free, and others wait for the same."""
+        assert self._loans is not None
+        return not self._loans.scarce.isdisjoint((ticket.model, tenant_of(ticket.tenant)))
+
+    def _want_slots(self, loans: Loans, looked: Looked) -> None:
+        """Want slots for all of whom only that keeps them from being placed."""
+        for kind, ticket in looked.full.items():
+            by_units: dict[int, list[str]] = {}
+            for worker, units in self._slots.wanted(ticket.request, ticket.without):
+                by_units.setdefault(units, []).append(worker)
+                loans.lender.describe(slots_of(worker), *self._slots.size_of(worker))
+            for units, workers in by_units.items():
+                loans.want_slots(ticket.model, workers, units, looked.waiting[kind])
+
+    def _settle_loans(self, loans: Loans) -> None:
+        """Give back what nobody here needs, and say what would be of use."""
+        for worker, slots in self._slots.idle():
+            loans.lender.give_back(slots_of(worker), slots)
+        for tenant, most in tuple(loans.short.items()):
+            waiting = self._queue.depth_of(tenant)
+            unused = loans.permits[tenant_of(tenant)] - self._running.get(tenant, 0)
+            if not waiting:
+                del loans.short[tenant]
+            elif waiting > unused and tenant not in self._frozen:
+                loans.want_permit(tenant_of(tenant), most, waiting - unused)
+        loans.forget_plenty()
+        loans.lender.want(loans.wants)
+        loans.lender.speak()
 
     def _is_held_back(self, tenant: str) -> bool:
         """Whether nothing of a tenant can be placed, whatever room there is."""
         return tenant in self._frozen or self._is_at_its_bound(tenant)
 
     def _is_at_its_bound(self, tenant: str) -> bool:
-        most = self._shares[tenant].max_concurrency
-        return most is not None and self._running.get(tenant, 0) >= max(most // self.parties, 1)
+        most, running = self._shares[tenant].max_concurrency, self._running.get(tenant, 0)
+        if most is None:
+            return False
+        most = max(most // self.parties, 1)
+        if running < most and self._loans is not None and self._loans.permits[tenant_of(tenant)] <= running:
+            self._loans.short[tenant] = most
+            return True
+        return running >= most
 
     def _tier_is_full(self, pool: str, tier: int) -> bool:
         share = self.limits.max_shares.get(TIERS[tier], 1.0)
@@ -663,7 +790,13 @@ class Admission:
             return False
         slots = self._slots.pool_slots(pool)
         most = max(int(share * slots), 1) if slots else 0  # 0: its models moved to another pool
-        return 0 < most <= self._holding.get((pool, tier), 0)
+        holding = self._holding.get((pool, tier), 0)
+        if self._loans is not None and holding < most:
+            thing = tier_of(TIERS[tier], pool)
+            if self._loans.permits[thing] <= holding:
+                self._loans.want_permit(thing, most, self._queue.depths_of(pool)[tier] or 1)
+                return True
+        return 0 < most <= holding
 
     async def run(self) -> None:
         """Dispatch again whenever an outage is over, for ever."""
@@ -679,6 +812,10 @@ class Admission:
         A tenant that is not named keeps what it had: it may be gone while its requests still run or wait.
         """
         self._shares = {**self._shares, **shares}
+        if self._loans is not None:
+            self._loans.redescribe_tenants(
+                {name: share.max_concurrency for name, share in self._shares.items()}
+            )
         for tenant in self._queue.tenants():
             self._take_back(tenant)  # its bound may be higher now
         self.dispatch()
@@ -770,6 +907,8 @@ class Admission:
         for ticket in tuple(self._queue):
             self.withdraw(ticket)
             ticket.refuse(problem)
+        if self._loans is not None:
+            self.dispatch()  # nothing is wanted any more
 
     def statistics(self) -> AdmissionStatistics:
         """Tell counts; ``granted = held + draining + returned`` at every moment."""
@@ -798,10 +937,12 @@ class Admission:
             if kind not in looked.full:
                 if self._place(ticket):
                     return True
-                looked.full.add(kind)
+                looked.full[kind] = ticket
             if self._is_too_late(ticket, looked) and self._hopeless(ticket):
                 return True
+            looked.waiting[kind] += 1
             if not ticket.without:  # whoever stands behind it can not be placed either
+                looked.waiting[kind] += self._queue.line_length(ticket) - 1
                 return self._release_hopeless(line, looked)
         return False
 
@@ -844,6 +985,7 @@ class Admission:
 
     def _hold(self, ticket: Ticket, worker: Worker) -> None:
         self.withdraw(ticket)
+        ticket.unbounded = None
         slots = self._slots.hold(ticket.request, worker)
         self._running[ticket.tenant] = self._running.get(ticket.tenant, 0) + 1
         self._granted += 1
@@ -891,6 +1033,9 @@ class Admission:
     def _add(self, ticket: Ticket) -> None:
         ticket.queued = True
         self._queue.add(ticket, trio.current_time())
+        if ticket.unbounded is not None and self._loans is not None:
+            self._unbounded[ticket.number] = ticket
+            ticket.judged_with = self._loans.lender.ask()
         if self._ask is not None:
             self._ask(True)
 
@@ -996,8 +1141,20 @@ class Admission:
             self._draining_count -= 1
         self._returned_count += 1
         self._slots.free(request, worker, slots, drained=before == "draining")
+        if self._loans is not None:
+            self._give_back_recalled(self._loans, worker, lease.counted_at)
         self._rate(lease.counted_at[0]).returned(now, now - lease.since)
         self.dispatch()
+
+    def _give_back_recalled(self, loans: Loans, worker: Worker, counted_at: tuple[str, int]) -> None:
+        """What others wait for is not used again here."""
+        thing = slots_of(worker.id)
+        if loans.lender.recalled(thing) and (slots := self._slots.give_up(worker)):
+            loans.lender.give_back(thing, slots)
+        pool, tier = counted_at
+        thing = tier_of(TIERS[tier], pool)
+        if loans.lender.recalled(thing):
+            loans.keep(thing, self._holding[counted_at])
 
     def _draining(self, lease: Lease, request: InternalRequest, worker: Worker, slots: int) -> None:
         self._held -= 1
@@ -1006,6 +1163,8 @@ class Admission:
         self._leave_tenant(request.tenant)
         self._holding[lease.counted_at] -= slots
         self._slots.drain(request, worker, slots)
+        if self._loans is not None:
+            self._give_back_recalled(self._loans, worker, lease.counted_at)
         self._drain(worker, lease.attempt_id, lease.release)
         self.dispatch()
 
@@ -1015,4 +1174,6 @@ class Admission:
             self._running[tenant] = left
         else:
             del self._running[tenant]
+        if self._loans is not None and self._loans.lender.recalled(tenant_of(tenant)):
+            self._loans.keep(tenant_of(tenant), left)
         self._take_back(tenant)

@@ -395,6 +395,10 @@ class Scheduler(Generic[W]):
             for group in self._groups.values():
                 yield from group.line(tenant, model)
 
+    def line_length(self, waiter: W) -> int:
+        """How many of its tenant wait in its tier for its model, itself included."""
+        return sum(map(len, self.group(waiter.pool, waiter.tier).line(waiter.tenant, waiter.model)))
+
     def heads_its_line(self, waiter: W) -> bool:
         """Whether nobody of its tenant stands before it, in its tier and for its model."""
         return self.group(waiter.pool, waiter.tier).heads(waiter)

@@ -29,6 +29,8 @@ from ..database import StoreFailed
 from ..errors import spoken_tls
 from ..gateway import Gateway
 from ..ledger import FORMATS, parse_dimensions, parse_moment, read_usage, usage_page
+from ..lending import Place
+from ..processes import ProcessEnded, Supervisor
 from ..telemetry import Log
 from ._admin import admin
 from ._common import (
@@ -52,6 +54,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 SUPERSEDED = 3
+COMMAND = (sys.executable, "-m", "trio_gateway")  # of a process that a supervisor starts
 
 
 def _tell_version(wanted: bool) -> None:
@@ -72,11 +75,18 @@ def _options(
 @app.command()
 def serve(file: ConfigFile = None, config: ConfigOption = None, overrides: Overrides = None) -> None:
     """Serve clients until SIGTERM or SIGINT."""
-    source = read_source(choose(file, config), overrides)
-    log = Log(sys.stdout, source.settings.log.format, source.settings.log.level)
+    place = Place.read(os.environ)
+    chosen = choose(file, config)
+    source = read_source(chosen, overrides, None if place is None else place.copy_path)
+    always = {} if place is None else {"process": place.number}
+    log = Log(sys.stdout, source.settings.log.format, source.settings.log.level, **always)
     try:
-        trio.run(_serve, source, log)
-    except* OSError as group:
+        if place is None and source.settings.processes > 1:
+            again = [argument for override in overrides or () for argument in ("--set", override)]
+            trio.run(_supervise, source, (*COMMAND, "serve", "--config", str(chosen), *again), log)
+        else:
+            trio.run(_serve, source, log, place)
+    except* (OSError, ProcessEnded) as group:
         for error in _leaves(group):
             complain(error, CANNOT_START)
     finally:
@@ -282,8 +292,12 @@ def version() -> None:
     typer.echo(__version__)
 
 
-async def _serve(source: Source, log: Log) -> None:
-    await Gateway(source.settings, log, source).run(last=True)
+async def _serve(source: Source, log: Log, place: Place | None) -> None:
+    await Gateway(source.settings, log, source, place=place).run(last=True)
+
+
+async def _supervise(source: Source, command: tuple[str, ...], log: Log) -> None:
+    await Supervisor(source, command, log).run()
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

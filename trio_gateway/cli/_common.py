@@ -41,10 +41,14 @@ def load(config: Path, overrides: list[str] | None) -> Settings:
         raise typer.Exit(USAGE_ERROR) from None
 
 
-def read_source(config: Path, overrides: list[str] | None) -> Source:
-    """Read the configuration so that it can be read again, or end with all that is wrong with it."""
+def read_source(config: Path, overrides: list[str] | None, copy: str | None = None) -> Source:
+    """Read the configuration so that it can be read again, or end with all that is wrong with it.
+
+    Args:
+        copy: of the file, whose text counts instead.
+    """
     try:
-        return Source.read(config, dict(os.environ), overrides or ())
+        return Source.read(config, dict(os.environ), overrides or (), copy)
     except ConfigurationError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(USAGE_ERROR) from None

@@ -48,6 +48,7 @@ def check(draft: Draft, report: Report) -> None:
     _check_timeouts(draft, report)
     _check_heartbeats(draft, report)
     _check_cluster(draft, report)
+    _check_processes(draft, report)
     _check_registration(draft, report)
     _check_tls(draft, report)
     _check_public_binds(draft, report)
@@ -104,6 +105,34 @@ def _check_heartbeats(draft: Draft, report: Report) -> None:
             "one lost heartbeat would lose the worker"
         )
         report.add(("fleet", next(written)), message)
+
+
+def _check_processes(draft: Draft, report: Report) -> None:
+    """What can not be said of several processes."""
+    processes = draft.value("server", "processes")
+    if processes in (None, 1):
+        return
+    if report.document.written(("cluster", "url")):
+        message = "must be 1 with cluster.url: each process would be a replica; run several gateways instead"
+        report.add(("server", "processes"), message)
+    if processes == "auto":
+        return
+    if draft.value("server", "capacity") == "split":
+        for index, worker in _workers(draft):
+            if worker.slots is not None and worker.slots < processes:
+                message = (
+                    f"must be at least server.processes ({processes}), or some of them could not use the "
+                    'worker: leave server.capacity at "shared"'
+                )
+                report.add(("workers", index, "slots"), message)
+    for index, tenant in _tenants(draft):
+        owners: list[tuple[Path, Any]] = [(("tenants", index), tenant)]
+        owners += [(("tenants", index, "keys", at), key) for at, key in enumerate(tenant.keys)]
+        for path, owner in owners:
+            for name in ("requests_per_minute", "tokens_per_minute"):
+                if (rate := getattr(owner, name)) is not None and rate < processes:
+                    message = f"must be at least server.processes ({processes}): each has its part of it"
+                    report.add((*path, name), message)
 
 
 def _check_cluster(draft: Draft, report: Report) -> None:

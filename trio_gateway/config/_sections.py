@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from ipaddress import IPv4Network, IPv6Network
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
@@ -29,6 +29,8 @@ from trio_gateway.config._fields import (
 )
 from trio_gateway.config._tables import check_hash
 from trio_gateway.units import HOURS, GiB, KiB, MiB
+
+MOST_PROCESSES: Final = 64
 
 
 def _read_bind(value: object) -> object:
@@ -72,6 +74,12 @@ def _check_endpoint(url: str | None) -> str | None:
 def _list_of_one(value: object) -> object:
     """Let a single address stand for a list: an environment variable can then name it without quotes."""
     return [value] if isinstance(value, str) else value
+
+
+def _check_processes(processes: int | str) -> int | str:
+    if isinstance(processes, int) and not 1 <= processes <= MOST_PROCESSES:
+        raise ValueError(f'must be a number from 1 to {MOST_PROCESSES}, or "auto"')
+    return processes
 
 
 def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
@@ -161,6 +169,23 @@ class ServerSettings(Section):
             "serving all."
         ),
     ] = False
+    processes: Annotated[
+        int | Literal["auto"],
+        AfterValidator(_check_processes),
+        about(
+            "processes",
+            'How many processes serve clients, for one processor each; "auto": one for each processor that '
+            "this one may use.",
+        ),
+    ] = 1
+    capacity: Annotated[
+        Literal["shared", "split"],
+        about(
+            "word",
+            "Whether several processes lend each other the slots of workers, or each has its part of every "
+            "worker by number.",
+        ),
+    ] = "shared"
     expose_worker: Annotated[
         bool,
         switch(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 from trio_gateway.config._cluster import ClusterSettings
 from trio_gateway.config._fields import Section
 from trio_gateway.config._kubernetes import KubernetesSettings
 from trio_gateway.config._sections import (
+    MOST_PROCESSES,
     AdminSettings,
     AdmissionSettings,
     BreakerSettings,
@@ -73,6 +76,12 @@ class Settings(Section):
         Where other machines can reach the gateway, they are only if the settings say so.
         """
         return self.server.allow_anonymous or all(bind.local for bind in self.server.bind)
+
+    @property
+    def processes(self) -> int:
+        """How many processes serve clients."""
+        processes = self.server.processes
+        return min(len(os.sched_getaffinity(0)), MOST_PROCESSES) if processes == "auto" else processes
 
     def serving_tenants(self) -> tuple[TenantSettings, ...]:
         """Answer the tenants, or, where none is configured, the one that serves everybody without a key.

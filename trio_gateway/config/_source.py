@@ -34,6 +34,7 @@ class Source:
     _from_file: bool
     _environ: Mapping[str, str]
     _arguments: tuple[str, ...]
+    _copy: str | None = None
 
     @classmethod
     def read(
@@ -41,15 +42,25 @@ class Source:
         path: str | os.PathLike[str],
         environ: Mapping[str, str] = NO_ENVIRONMENT,
         overrides: Sequence[str] = (),
+        copy: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Read a file; see `load_settings`.
+
+        Args:
+            copy: of the file, whose text counts instead of its own, now and when it is read again.
 
         Raises:
             ConfigurationError: with every problem that was found.
         """
         name = os.fspath(path)
-        text, folder = read_text(name), FilePath(name).parent
-        return cls._of(name, text, folder, True, environ, tuple(overrides))
+        text, folder = read_text(name if copy is None else os.fspath(copy)), FilePath(name).parent
+        read = cls._of(name, text, folder, True, environ, tuple(overrides))
+        return read if copy is None else replace(read, _copy=os.fspath(copy))
+
+    @property
+    def text(self) -> str:
+        """The text of the file, as it was read."""
+        return self._text
 
     @classmethod
     def of_text(cls, text: str, *, name: str = "gateway.toml", folder: str | os.PathLike[str] = ".") -> Self:
@@ -79,8 +90,9 @@ class Source:
         Raises:
             ConfigurationError: with every problem that was found.
         """
-        text = read_text(self._name) if self._from_file else self._text
-        return self._of(self._name, text, self._folder, self._from_file, self._environ, self._arguments)
+        text = read_text(self._copy or self._name) if self._from_file else self._text
+        read = self._of(self._name, text, self._folder, self._from_file, self._environ, self._arguments)
+        return replace(read, _copy=self._copy)
 
     def with_live(self, values: Mapping[str, Any]) -> Source:
         """Lay values over all else, by the dotted names of their settings.

@@ -13,9 +13,11 @@ from ._ports import (
     EnginePort,
     FleetPort,
     LeasePort,
+    LenderPort,
     RatesPort,
     RateStanding,
     TicketPort,
+    Want,
 )
 from ._request import (
     CHAT,
@@ -63,6 +65,7 @@ __all__ = [
     "Form",
     "InternalRequest",
     "LeasePort",
+    "LenderPort",
     "Operation",
     "Outcome",
     "Phase",
@@ -73,6 +76,7 @@ __all__ = [
     "Style",
     "TicketPort",
     "TlsPort",
+    "Want",
     "Worker",
     "WorkerStatus",
 ]

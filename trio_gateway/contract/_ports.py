@@ -6,7 +6,7 @@ real implementation in one room and a fake in `trio_gateway.testing`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -179,6 +179,51 @@ class AdmissionPort(Protocol):
 
     def with_retry_after(self, problem: Problem, model: str) -> Problem:
         """Add when to come back to a 429 or 503 that is final for this exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a process would borrow at once, if it could.
+
+    Attributes:
+        things: any of them will do, the best first.
+        units: of one of them, all at once; at least 1.
+        count: how often that would be of use; at least 1.
+    """
+
+    things: tuple[str, ...]
+    units: int = 1
+    count: int = 1
+
+
+class LenderPort(Protocol):
+    """Lends things of which several processes together may use so many units, and no more.
+
+    What is lent stays lent until it is given back. None of this waits: what was said since is sent by
+    `speak`, and answers come as calls of whoever borrows.
+    """
+
+    def describe(self, thing: str, units: int, grace: float) -> None:
+        """Say how many units of a thing there are, for all processes together.
+
+        Args:
+            grace: seconds for which units stay in use after a process died that had them.
+        """
+
+    def want(self, wants: Mapping[str, Want]) -> None:
+        """Say all that is wanted now, by names that tell wants apart; nothing else is wanted any more."""
+
+    def give_back(self, thing: str, units: int) -> None:
+        """Give back units that were lent."""
+
+    def recalled(self, thing: str) -> bool:
+        """Whether another process waits for a thing: what comes free of it is to be given back."""
+
+    def ask(self) -> int:
+        """Ask to be told when all that was said until now has been judged; answers a growing number."""
+
+    def speak(self) -> None:
+        """Send what was said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import os
 import socket
 import stat
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -20,6 +20,7 @@ NOT_SENT: Final = 16 * 1024  # bytes that may wait in the kernel unsent
 _FULL: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _RETRY_AFTER: Final = 0.1  # seconds, when the process has no descriptor left
 _TCP_NOTSENT_LOWAT: Final = 25
+_COURTESY: Final = 0.001  # seconds; a process that has nothing to do wakes up in less
 
 _ACCEPTS: Final = 32  # connections of one wake-up: each has a request that takes about half a millisecond
 
@@ -99,20 +100,37 @@ def _remove_stale(path: str) -> None:
             os.unlink(path)
 
 
+class OthersPort(Protocol):
+    """Other processes that accept connections of the same listener."""
+
+    def count(self, more: int) -> None:
+        """Note that connections came, or went."""
+
+    def ahead(self) -> bool:
+        """Whether another process has fewer."""
+
+
 class AcceptLoop:
     """Accepts connections of one listener while there are permits.
 
     Args:
         permits: shared by all listeners; the backlog of the kernel holds whoever has none.
         complain: told once per episode that the process has run out of descriptors.
+        others: that accept at the same listener, and are let first where they have fewer; None: there are
+            none.
     """
 
     def __init__(
-        self, permits: trio.Semaphore, handler: Handler, complain: Callable[[OSError], None]
+        self,
+        permits: trio.Semaphore,
+        handler: Handler,
+        complain: Callable[[OSError], None],
+        others: OthersPort | None = None,
     ) -> None:
         self._permits = permits
         self._handler = handler
         self._complain = complain
+        self._others = others
 
     async def run(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
         """Accept until cancelled or until the listener is closed."""
@@ -132,6 +150,8 @@ class AcceptLoop:
         while listener.socket.fileno() >= 0:
             async with self._permits:
                 await trio.lowlevel.wait_readable(listener.socket)
+            if self._is_ahead():
+                await trio.sleep(_COURTESY)
             try:
                 self._accept_some(accepting, nursery)
                 complained = False
@@ -141,13 +161,19 @@ class AcceptLoop:
                 complained = True
                 await trio.sleep(_RETRY_AFTER)
 
+    def _is_ahead(self) -> bool:
+        """Whether another process, to which the kernel told of a connection as well, should have it."""
+        return self._others is not None and self._others.ahead()
+
     def _accept_some(self, accepting: socket.socket, nursery: trio.Nursery) -> None:
         """Accept who is there, while there are permits.
 
         Raises:
             OSError: the process can have no more descriptors.
         """
-        for _ in range(_ACCEPTS):
+        for number in range(_ACCEPTS):
+            if number and self._is_ahead():
+                return
             try:
                 self._permits.acquire_nowait()
             except trio.WouldBlock:
@@ -163,6 +189,8 @@ class AcceptLoop:
                 continue  # that one left before it was accepted
             accepted.setblocking(False)
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
+            if self._others is not None:
+                self._others.count(1)
             nursery.start_soon(self._serve, stream)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
@@ -171,3 +199,5 @@ class AcceptLoop:
         finally:
             stream.socket.close()
             self._permits.release()
+            if self._others is not None:
+                self._others.count(-1)

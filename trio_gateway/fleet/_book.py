@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Final
 
 from ..contract import InternalRequest, Worker, WorkerStatus
+from ..units import WHOLE, Part
 from ._breaker import Breaker
 from ._choice import Candidate
 from ._outage import Outage
@@ -38,7 +39,9 @@ class FleetSettings:
         probe_interval, probe_failures, probe_successes: of `ProbeState`.
         probed: somebody makes probes; else every worker counts as healthy.
         affinity: what leads a request to a worker: "prefix" (or a session that was named), "session", "none".
-        share: of each worker's slots that are this process's to give.
+        share: of each worker's slots that are this gateway's to give.
+        part: of those that are this process's.
+        lent: how many this process may use is not known, but lent to it one by one.
         stale_after: age at which a reading is not believed any more.
     """
 
@@ -53,6 +56,8 @@ class FleetSettings:
     probed: bool = False
     affinity: str = "prefix"
     share: Fraction = Fraction(1)
+    part: Part = WHOLE
+    lent: bool = False
     stale_after: float = 15.0
 
 
@@ -61,7 +66,8 @@ class WorkerBook:
 
     Attributes:
         all_slots: of the worker.
-        slots: those of them that this process may use.
+        size: the most of them that this process may ever use.
+        slots: those that it may use now.
         held, draining: slots in use by running attempts, and by attempts that are
             over while the engine has not been seen to stop.
         tokens: outstanding in running attempts, as far as requests tell.
@@ -79,7 +85,8 @@ class WorkerBook:
         self._settings = settings
         self._portion = portion
         self.all_slots = worker.slots
-        self.slots = self._share_of(worker.slots)
+        self.size = self._share_of(worker.slots)
+        self.slots = 0 if settings.lent else self.size
         self.held = 0
         self.draining = 0
         self.tokens = 0.0
@@ -111,9 +118,10 @@ class WorkerBook:
     def free(self) -> int:
         """Slots that nobody counts on, as far as is known."""
         own = self.held + self.draining
-        if self.snapshot.source is Source.HEARTBEAT:
+        if self.snapshot.source is Source.HEARTBEAT and not self._settings.lent:
             return max(min(self.snapshot.free(self.all_slots, own), self.slots - own), 0)
-        # Gauges lag behind what ended since: they say who is busier, not who has room.
+        # Gauges lag behind what ended since: they say who is busier, not who has room. So do reports where
+        # others' requests are counted by who lends, to the last one.
         return self.slots - own
 
     @property
@@ -129,7 +137,9 @@ class WorkerBook:
 
     def _take_slots(self, slots: int) -> None:
         self.all_slots = slots
-        self.slots = self._share_of(slots)
+        self.size = self._share_of(slots)
+        if not self._settings.lent:
+            self.slots = self.size
 
     def describe(self, worker: Worker) -> None:
         """Be described anew: other slots, weight, labels or credentials. What runs here stays counted."""
@@ -147,11 +157,17 @@ class WorkerBook:
     def divide(self, portion: Portion | None) -> None:
         """Use only a portion of its slots from now on; None: all that are configured."""
         self._portion = portion
-        self.slots = self._share_of(self.all_slots)
+        self._take_slots(self.all_slots)
 
     def _share_of(self, slots: int) -> int:
-        most = max(int(slots * self._settings.share), 1) if slots > 0 else 0
+        whole = max(int(slots * self._settings.share), 1) if slots > 0 else 0
+        most = self._settings.part.share(whole, self.worker.id)
         return most if self._portion is None else self._portion(self.worker.id, most)
+
+    @property
+    def idle(self) -> int:
+        """Slots that it may use now, and does not."""
+        return self.slots - self.held - self.draining
 
     # -- whose requests it runs
 
@@ -223,7 +239,7 @@ class WorkerBook:
             self.placeable
             and self.snapshot.takes(request.upstream_model)
             and self.probe.alive(now)
-            and slots_for(request, self.worker) <= self.slots
+            and slots_for(request, self.worker) <= self.size
         )
 
     def refuses(self, model: str, now: float) -> bool:
@@ -239,11 +255,20 @@ class WorkerBook:
         outage = self.outages.get(request.model)
         return (breaker is None or breaker.allows(now)) and (outage is None or outage.open(now))
 
-    def candidate(self, request: InternalRequest, usual: float, now: float, *, excluded: bool) -> Candidate:
+    def candidate(
+        self,
+        request: InternalRequest,
+        usual: float,
+        now: float,
+        *,
+        excluded: bool,
+        free: int | None = None,
+    ) -> Candidate:
         """Show it to a choice.
 
         Args:
             usual: tokens of a request of usual size.
+            free: slots that are believed to be free; None: those that are.
         """
         own = self.tokens / usual
         scraped = self.snapshot.source is Source.SCRAPED
@@ -253,8 +278,8 @@ class WorkerBook:
             name=self.worker.id,
             work=own + others,
             own=own,
-            room=max(self.slots, 1) * self.worker.weight,
-            free=self.free // slots_for(request, self.worker),
+            room=max(self.size, 1) * self.worker.weight,
+            free=(self.free if free is None else free) // slots_for(request, self.worker),
             age=self.snapshot.age(now),
             open=not excluded and self.open(request, now),
             suspect=self.snapshot.suspect or self.progress.still(now),

@@ -60,6 +60,10 @@ class _Entry:
     book: WorkerBook
 
 
+def _make_secret(asked: Registration) -> str:
+    return secrets.token_hex(SECRET_BYTES)
+
+
 def _tell_nobody(worker: str, detail: str) -> None:
     """Nobody listens."""
 
@@ -71,6 +75,7 @@ class Registrations:
         resolve: answers the addresses of a host name.
         begin: told of the book of each worker that is new.
         tell: told worker and detail of what operators may want to know.
+        make_secret: makes the secret of a worker, which nobody else can know.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class Registrations:
         resolve: Callable[[str], Awaitable[Sequence[str]]],
         begin: Callable[[WorkerBook], None],
         tell: Callable[[str, str], None] = _tell_nobody,
+        make_secret: Callable[[Registration], str] = _make_secret,
     ) -> None:
         self._fleet = fleet
         self._drain = drain
@@ -90,6 +96,7 @@ class Registrations:
         self._resolve = resolve
         self._begin = begin
         self._tell = tell
+        self._make_secret = make_secret
         self._entries: dict[str, _Entry] = {}
         self._gone: OrderedDict[str, int] = OrderedDict()  # the last incarnation of those that were forgotten
         self._static = frozenset(fleet.books)
@@ -144,7 +151,7 @@ class Registrations:
         raise Turned(403, "the worker's address is in none of internal.allowed_networks")
 
     def _enter(self, asked: Registration, host: str, port: int, address: str) -> _Entry:
-        secret = secrets.token_hex(SECRET_BYTES)
+        secret = self._make_secret(asked)
         shown = f"[{host}]" if ":" in host else host
         dialect = DIALECTS["agent"]
         worker = Worker(

@@ -14,7 +14,7 @@ from ..errors import Problem
 from ..wire import Gauges
 from ._book import UNTOUCHED, FleetSettings, Portion, WorkerBook, slots_for, tokens_of
 from ._breaker import Breaker
-from ._choice import LOOKED_AT, MANY, choose, drawn, prefix_keys, session_keys
+from ._choice import LOOKED_AT, MANY, Candidate, choose, drawn, filtered, prefix_keys, session_keys
 from ._outage import Outage
 from ._snapshot import Snapshot, Source
 
@@ -22,6 +22,7 @@ REMEMBERED: Final = 3600.0  # seconds that a name is known after the last worker
 MOST_NAMES_GONE: Final = 10_000  # names that are known though nobody reports them any more
 KEYED_FROM: Final = 2048  # bytes of a body below which no worker's cache is worth a detour
 FRESH: Final = 0.02  # seconds; how old news may be by which the last attempt of an exchange is placed
+IN_ORDER: Final = 4  # workers that are wanted in the order of a choice
 _RECENT: Final = 0.05  # weight of the newest request in what is usual
 
 
@@ -76,6 +77,7 @@ class Fleet:
         self._portion: Portion | None = None
         self.books: dict[str, WorkerBook] = {}
         self._of_worker: dict[Worker, WorkerBook] = {}
+        self._loose: dict[WorkerBook, None] = {}  # those that may have slots which were lent and are idle
         self._usual = 0.0
         self.models: dict[str, Route] = {route.model: route for route in routes}
         self.routes: dict[str, Route] = {}
@@ -307,7 +309,7 @@ class Fleet:
         if not self._pools:
             self._find_pools()
         books = self._pool_books.get(pool, ())
-        return sum(book.slots if book.placeable else book.held for book in books)
+        return sum(book.size if book.placeable else book.held for book in books)
 
     def pool_members(self, pool: str) -> tuple[list[str], list[WorkerBook]]:
         """Answer the models and the workers of a pool."""
@@ -376,8 +378,7 @@ class Fleet:
         candidates = [
             book.candidate(request, usual, now, excluded=book.worker.id in without) for book in books
         ]
-        telling = all(book.snapshot.source is Source.HEARTBEAT for book in books)
-        oldest = FRESH if request.last_try and telling else math.inf
+        oldest = _oldest_news(request, books)
         chosen = choose(candidates, self._dice, size=tokens_of(request) / usual, keys=keys, oldest=oldest)
         return None if chosen is None else self.books[chosen.name].worker
 
@@ -398,6 +399,69 @@ class Fleet:
         ]
         best = self.choose(request, without) if len(found) > 1 else None
         return found if best is None else [best, *(worker for worker in found if worker is not best)]
+
+    # -- slots that are lent
+
+    def wanted(self, request: InternalRequest, without: frozenset[str]) -> list[tuple[str, int]]:
+        """Name the workers that a request could be placed at if it had slots there, the best first.
+
+        Each with the slots that it takes. As `choose` would choose if all their slots were free; of many
+        workers only the first few are in order.
+        """
+        now = self._now()
+        usual = self._usual or 1.0
+        books = self.serving(request.model)
+        keys = self._keys(request) if len(books) > 1 else ()
+        size, oldest = tokens_of(request) / usual, _oldest_news(request, books)
+        left = [
+            book.candidate(request, usual, now, excluded=book.worker.id in without, free=book.size)
+            for book in books
+        ]
+        found: list[Candidate] = []
+        while len(found) < IN_ORDER:
+            best = choose(left, self._dice, size=size, keys=keys, oldest=oldest)
+            if best is None:
+                break
+            found.append(best)
+            left.remove(best)
+        rest = [each for each in filtered(left, 1) if each.age <= oldest and each.suspect <= found[0].suspect]
+        return [
+            (each.name, slots_for(request, self.books[each.name].worker))
+            for each in (*found, *sorted(rest, key=lambda each: each.load))
+        ]
+
+    def size_of(self, worker_id: str) -> tuple[int, float]:
+        """Answer how many slots of a worker this gateway may use, and its ``cancel_grace``."""
+        book = self.books[worker_id]
+        return book.size, book.worker.cancel_grace
+
+    def lend(self, worker_id: str, slots: int) -> bool:
+        """Take slots that were lent; answers whether there is such a worker still."""
+        book = self.books.get(worker_id)
+        if book is None:
+            return False
+        book.slots += slots
+        self._loose[book] = None
+        return True
+
+    def idle(self) -> list[tuple[str, int]]:
+        """Give up the slots that were lent and are not in use, by worker; answers how many."""
+        found = []
+        for book in self._loose:
+            if book.idle > 0:
+                found.append((book.worker.id, book.idle))
+                book.slots -= book.idle
+        self._loose.clear()
+        return found
+
+    def give_up(self, worker: Worker) -> int:
+        """Give up the slots of a worker that were lent and are not in use; answers how many."""
+        book = self._of_worker.get(worker)
+        if book is None or book not in self._loose:
+            return 0
+        del self._loose[book]
+        idle, book.slots = book.idle, book.slots - book.idle
+        return idle
 
     def _keys(self, request: InternalRequest) -> tuple[bytes, ...]:
         """What leads the request to a worker; found once, however often it is tried."""
@@ -443,8 +507,8 @@ class Fleet:
                 "all workers of this model failed lately and are spared for a while",
                 retry_after=max(wait, 1.0),
             )
-        sized = [book for book in books if book.slots]
-        if sized and all(slots_for(request, book.worker) > book.slots for book in sized):
+        sized = [book for book in books if book.size]
+        if sized and all(slots_for(request, book.worker) > book.size for book in sized):
             return Problem.of(
                 "invalid_value", "'n' is more than any worker of this model can do at once", param="n"
             )
@@ -487,6 +551,8 @@ class Fleet:
             book.draining -= slots
         else:
             self._end_holding(book, request, slots)
+        if self.settings.lent:
+            self._loose[book] = None
         book.let_go(request.exchange_id, self._now())
         self._forget(book)
 
@@ -676,6 +742,13 @@ class Fleet:
         now = self._now()
         left = [b.outages[model].remaining(now) for b in self.serving(model) if model in b.outages]
         return max(left, default=None)
+
+
+def _oldest_news(request: InternalRequest, books: Iterable[WorkerBook]) -> float:
+    """How old news of a worker may be for a request, in seconds, see `FRESH`."""
+    if not request.last_try:
+        return math.inf
+    return FRESH if all(book.snapshot.source is Source.HEARTBEAT for book in books) else math.inf
 
 
 def _nothing() -> None:

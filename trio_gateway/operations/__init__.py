@@ -7,6 +7,7 @@ the parts take, `_apply` puts that in force), and `_audit` keeps the trail.
 
 from ._apply import Prepared, take_callers
 from ._audit import Trail, open_audit_table
+from ._changes import in_force
 from ._house import House
 from ._making import (
     NOTHING_STORED,
@@ -29,6 +30,7 @@ from ._making import (
     upstream_limits,
 )
 from ._operations import Operations
+from ._part import settings_of
 from ._sharing import Sharing
 from ._statistics import statistics
 
@@ -45,6 +47,7 @@ __all__ = [
     "exchange_limits",
     "fleet_settings",
     "generate_settings",
+    "in_force",
     "keys_of",
     "kubernetes_access",
     "limits_of",
@@ -54,6 +57,7 @@ __all__ = [
     "open_audit_table",
     "routes_of",
     "server_limits",
+    "settings_of",
     "share_of",
     "socket_settings",
     "statistics",

@@ -31,6 +31,7 @@ from ._making import (
     socket_settings,
     upstream_limits,
 )
+from ._part import settings_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ async def prepare(house: House, before: Settings, settings: Settings) -> Prepare
         stored = NOTHING_STORED if house.follower is None else house.follower.stored
 
         def make() -> Callers:
-            return make_callers(settings, merger, stored)[0]
+            return make_callers(settings, merger, stored, house.part)[0]
 
         callers = await trio.to_thread.run_sync(make)  # of many thousand keys it takes a while
     try:
@@ -102,7 +103,7 @@ def _callers_differ(before: Settings, settings: Settings) -> bool:
 def commit(house: House, prepared: Prepared) -> None:
     """Put it in force; never waits, and does not fail."""
     settings = prepared.settings
-    _change_limits(house, settings)
+    _change_limits(house, settings_of(settings, house.part))
     if prepared.callers is not None:
         take_callers(house, prepared.callers)
     _change_workers(house, prepared)

@@ -13,8 +13,10 @@ from ..exchange import LiveExchanges, Parts
 from ..fleet import DrainKeeper, Fleet, FleetWatch, Registrations
 from ..flow import BufferPool, Certificates
 from ..ledger import Books, Ledger, conservation_errors
+from ..lending import Borrower
 from ..telemetry import Exporter, Log, LoopWatch
 from ..tenancy import Follower, Keyring, RateBook
+from ..units import WHOLE, Part
 from ..upstream import ConnectionPool, HttpEngine
 from ._making import Callers
 
@@ -32,6 +34,9 @@ class House:
         leaks: what the last look of the self-audit found held for nobody.
         replica: of a cluster, if it is one.
         stopping: why the gateway takes no more work; None: it does.
+        part: of all that is split among processes.
+        borrower: of whom slots are borrowed that several processes share, and the way to the supervisor.
+        shares: whether slots are borrowed.
     """
 
     boot_id: str
@@ -65,6 +70,9 @@ class House:
     replica: Replica | None = None
     leaks: int = 0
     stopping: str | None = None
+    part: Part = WHOLE
+    borrower: Borrower | None = None
+    shares: bool = False
 
     @property
     def kept_answers(self) -> int:

@@ -23,7 +23,9 @@ from ..exchange import AttemptLimits, DeliveryLimits, ExchangeLimits
 from ..fleet import DIALECTS, FleetSettings, KubernetesAccess, Route
 from ..flow import Certificates
 from ..tenancy import Caller, Keyring, RateLimits, Stored, Tenant
+from ..units import WHOLE, Part
 from ..upstream import UpstreamLimits
+from ._part import settings_of, tenant_of
 
 ANSWER_SLACK: Final = 10.0  # seconds beyond the stall rules until the kernel gives a peer up
 NOTHING_STORED: Final = Stored(0, (), ())
@@ -97,8 +99,13 @@ def routes_of(settings: Settings) -> list[Route]:
     ]
 
 
-def fleet_settings(settings: Settings) -> FleetSettings:
-    """Say how workers are judged."""
+def fleet_settings(settings: Settings, part: Part = WHOLE, *, lent: bool = False) -> FleetSettings:
+    """Say how workers are judged.
+
+    Args:
+        part: of each worker's slots that this process has.
+        lent: it has none, but is lent them.
+    """
     breaker, probes, fleet = settings.breaker, settings.probes, settings.fleet
     return FleetSettings(
         first_pause=settings.retry.backoff,
@@ -112,6 +119,8 @@ def fleet_settings(settings: Settings) -> FleetSettings:
         probed=probes.interval > 0,
         affinity=fleet.affinity,
         share=fleet.share,
+        part=part,
+        lent=lent,
         stale_after=max(fleet.ttl, probes.interval * probes.failures),
     )
 
@@ -135,12 +144,13 @@ class Callers:
 
 
 def make_callers(
-    settings: Settings, merger: TenantMerger, stored: Stored | None
+    settings: Settings, merger: TenantMerger, stored: Stored | None, part: Part = WHOLE
 ) -> tuple[Callers, tuple[str, ...]]:
     """Put together what the file and the database have; and say what is ignored.
 
     Args:
         stored: None: there is a database, and nothing was read of it yet.
+        part: of the limits of each that this process has.
     """
     known = stored or NOTHING_STORED
     merged = merger.merge(
@@ -149,12 +159,14 @@ def make_callers(
     tenants = merged.tenants
     # Where there was ever a tenant, an empty table locks all out: removing the last must not let all in.
     keyring = make_keyring(tenants, settings, read=stored is not None, used=known.revision > 0)
-    shared = tenants if tenants or settings.database.url is not None else settings.serving_tenants()
+    mine = [tenant_of(tenant, part) for tenant in tenants]
+    given = mine or settings.database.url is not None
+    shared = mine if given else settings_of(settings, part).serving_tenants()
     callers = Callers(
         keyring,
         {tenant.id: share_of(tenant) for tenant in shared},
-        limits_of(tenants),
-        limits_of(keys_of(tenants)),
+        limits_of(mine),
+        limits_of(keys_of(mine)),
         settings,
     )
     return callers, merged.ignored

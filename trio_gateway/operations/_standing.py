@@ -123,7 +123,7 @@ def short_row(book: WorkerBook, now: float) -> Row:
     """Answer of one worker what the feed tells every second."""
     return {
         "id": book.worker.id,
-        "slots": book.slots,
+        "slots": book.size,
         "held": book.held,
         "draining": book.draining,
         "free": free_slots(book, now),

@@ -72,7 +72,19 @@ def statistics(house: House) -> dict[str, Any]:
         "cluster": None if house.replica is None else house.replica.figures(),
         "spans": None if house.exporter is None else house.exporter.figures(),
         "log_lines_dropped": house.log.dropped,
-        "recent": list(books.recent),
+        "recent": list(books.recent) if house.borrower is None else [],  # thousands, to be sent every second
+        "process": None if house.borrower is None else _place(house),
+    }
+
+
+def _place(house: House) -> dict[str, Any]:
+    """Answer the place of this process among others, and what it has borrowed."""
+    assert house.borrower is not None
+    return {
+        "number": house.part.number,
+        "of": house.part.of,
+        "capacity": "shared" if house.shares else "split",
+        "lent": dict(house.borrower.lent),
     }
 
 
@@ -83,7 +95,7 @@ def worker_figures(book: WorkerBook, now: float) -> dict[str, Any]:
         "id": book.worker.id,
         "url": book.worker.url,
         "kind": book.worker.dialect.kind,
-        "slots": book.slots,
+        "slots": book.size,
         "held": book.held,
         "draining": book.draining,
         "attempts": book.attempts,

@@ -25,13 +25,17 @@ class Log:
         stream: None where the process was started without one: all lines are dropped.
         style: ``json``, or ``console`` for people.
         level: the least severe that is written.
+        always: fields of every line.
 
     Attributes:
         dropped: lines that were lost because the stream does not take them.
     """
 
-    def __init__(self, stream: IO[str] | None, style: str = "json", level: str = "info") -> None:
+    def __init__(
+        self, stream: IO[str] | None, style: str = "json", level: str = "info", **always: Any
+    ) -> None:
         self._stream = stream
+        self._always = always
         self._style = style
         self._least = LEVELS[level]
         self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
@@ -56,7 +60,7 @@ class Log:
         if LEVELS[level] < self._least:
             return
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        line = {"at": at, "level": level, "event": event, **fields}
+        line = {"at": at, "level": level, "event": event, **self._always, **fields}
         if self._stream is None:
             self.dropped += 1
             return

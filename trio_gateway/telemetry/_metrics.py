@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from prometheus_client import ProcessCollector
@@ -28,7 +29,8 @@ def render_metrics(statistics: dict[str, Any]) -> Iterator[bytes]:
         statistics: as `Gateway.statistics` answers it; every label is from a
             configured or otherwise bounded set.
     """
-    lines = itertools.chain(_page(statistics), _process())
+    pids = [each["pid"] for each in statistics.get("processes", ()) if each["pid"] is not None]
+    lines = itertools.chain(_page(statistics), _process(pids))
     while piece := "".join(itertools.islice(lines, PIECE)):
         yield piece.encode()
 
@@ -62,6 +64,7 @@ def _page(now: dict[str, Any]) -> Iterator[str]:
         rows = _rows(now["spans"])
         text = "Sampled exchanges for the collector."
         yield from _family("counter", "exported_exchanges_total", text, ("state",), rows)
+    yield from _processes(now.get("processes"))
     broken = "Equations that do not hold; 0, or a bug."
     yield from _single("conservation_error", broken, len(now["conservation"]["errors"]))
     leaks = "What is held for exchanges that are over, at the last look; 0, or a bug."
@@ -118,6 +121,13 @@ def _loop(loop: dict[str, Any]) -> Iterator[str]:
     yield from _count("event_loop_stalls", stalls, loop["stalls"])
     stalled = "Seconds of those times together."
     yield from _count("event_loop_stalled_seconds", stalled, loop["stalled_seconds"])
+
+
+def _processes(processes: list[dict[str, Any]] | None) -> Iterator[str]:
+    serving = 1 if processes is None else sum(each["ready"] for each in processes)
+    yield from _single("processes", "Processes that serve clients.", serving)
+    restarts = sum(each["restarts"] for each in processes or ())
+    yield from _count("process_restarts", "Processes that were started again after they died.", restarts)
 
 
 def _sockets(sockets: dict[str, int]) -> Iterator[str]:
@@ -218,11 +228,27 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-def _process() -> Iterator[str]:
-    """What the kernel knows of this process, under the names that every client library uses."""
-    for family in ProcessCollector(registry=None).collect():
+def _process(others: Sequence[int]) -> Iterator[str]:
+    """What the kernel knows of this process, under the names that every client library uses.
+
+    Args:
+        others: of processes that are parts of the same gateway; what they have is added.
+    """
+    found: dict[str, list[Any]] = {}
+    pids: tuple[int | str, ...] = ("self", *others)
+    for pid in pids:
+        for family in ProcessCollector(pid=partial(_same, pid), registry=None).collect():
+            found.setdefault(family.name, []).append(family)
+    for families in found.values():
+        family = families[0]
         counter = isinstance(family, CounterMetricFamily)
         name = f"{family.name}_total" if counter else family.name
         yield _heading("counter" if counter else "gauge", name, family.documentation, prefix="")
-        for sample in family.samples:
-            yield f"{sample.name} {sample.value}\n"
+        for at, sample in enumerate(family.samples):
+            values = [each.samples[at].value for each in families]
+            together = min(values) if name.endswith("start_time_seconds") else sum(values)
+            yield f"{sample.name} {together}\n"
+
+
+def _same(value: int | str) -> int | str:
+    return value

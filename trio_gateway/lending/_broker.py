@@ -1,0 +1,148 @@
+"""The lender: has the book, and one socket to each borrower, with whose end its loans end."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+import trio
+
+from ..contract import Want
+from ._book import LendingBook, Loan, Recall
+from ._messages import Lines, Told, encode, read_said
+from ._speaker import Speaker
+
+PIECE: Final = 64 * 1024  # bytes that are read at a time
+
+
+class _Borrower:
+    """One borrower, and what it is told next."""
+
+    def __init__(self, number: int, speaker: Speaker) -> None:
+        self.number: Final = number
+        self.speaker: Final = speaker
+        self.next = Told()
+        self.calm: dict[str, None] = {}
+
+    def speak(self) -> None:
+        """Send what there is to say. That it may keep things can wait until there is something else."""
+        if self.next.lent or self.next.wanted or self.next.heard or self.next.go:
+            self.next.calm = list(self.calm)
+            self.calm.clear()
+            self.speaker.send(encode(self.next))
+            self.next = Told()
+
+
+class Broker:
+    """Lends to the processes of one machine. `run` is one task.
+
+    Args:
+        now: the clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = trio.current_time) -> None:
+        self.book: Final = LendingBook()
+        self._now = now
+        self._borrowers: dict[int, _Borrower] = {}
+        self._nap: trio.CancelScope | None = None
+
+    async def serve(self, number: int, sock: socket.socket, ready: Callable[[dict[str, Any]], None]) -> None:
+        """Lend to one borrower until it is gone; then what it had is mourned, and comes free.
+
+        Args:
+            number: never used before.
+            sock: of a pair, not blocking; closed at the end.
+            ready: told what a borrower says of itself once it serves.
+
+        Raises:
+            ValueError: it says what can not be.
+        """
+        borrower = self._borrowers[number] = _Borrower(number, Speaker(sock))
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(borrower.speaker.run)
+                lines = Lines()
+                while data := await _read(sock):
+                    for line in lines.feed(data):
+                        self._hear(borrower, line, ready)
+                    self._act()
+                nursery.cancel_scope.cancel()
+        finally:
+            sock.close()
+            del self._borrowers[number]
+            self.book.leave(number, self._now())
+            self._act()
+
+    def let_go(self, number: int) -> None:
+        """Let a borrower begin to serve."""
+        if (borrower := self._borrowers.get(number)) is not None:
+            borrower.next.go = True
+            borrower.speak()
+
+    async def run(self) -> None:
+        """Lend what comes free because a grace is over, for ever."""
+        while True:
+            due = self.book.next_due()
+            with trio.CancelScope(deadline=math.inf if due is None else due) as self._nap:
+                await trio.sleep_forever()
+            self._nap = None
+            self._act()
+
+    def _hear(self, borrower: _Borrower, line: bytes, ready: Callable[[dict[str, Any]], None]) -> None:
+        said, number, book = read_said(line), borrower.number, self.book
+        for thing, (units, grace) in said.of.items():
+            book.describe(number, thing, units, grace)
+        for thing, units in said.back.items():
+            book.give_back(number, thing, units)
+        for name, want in said.want.items():
+            book.want(number, name, None if want is None else Want(*want))
+        if said.asks:
+            borrower.next.heard = said.asks
+        if said.ready is not None:
+            ready(said.ready)
+
+    def _act(self) -> None:
+        """Lend what can be lent, and tell everybody who is concerned."""
+        concerned: dict[int, None] = {}
+        for loan in self.book.lend(self._now()):
+            self._tell_loan(loan)
+            concerned[loan.borrower] = None
+        for recall in self.book.recalls():
+            self._tell_recall(recall)
+            concerned[recall.borrower] = None
+        for number, borrower in self._borrowers.items():
+            if number in concerned or borrower.next.heard:
+                borrower.speak()
+        due = self.book.next_due()
+        if self._nap is not None and due is not None:
+            self._nap.deadline = min(self._nap.deadline, due)
+
+    def _tell_loan(self, loan: Loan) -> None:
+        self._borrowers[loan.borrower].next.lent.append((loan.name, loan.thing, loan.units))
+
+    def _tell_recall(self, recall: Recall) -> None:
+        if (borrower := self._borrowers.get(recall.borrower)) is None:
+            return
+        if recall.wanted:
+            if recall.thing in borrower.calm:
+                del borrower.calm[recall.thing]  # it was never told that it may keep it
+            else:
+                borrower.next.wanted.append(recall.thing)
+        elif recall.thing in borrower.next.wanted:
+            borrower.next.wanted.remove(recall.thing)
+        else:
+            borrower.calm[recall.thing] = None
+
+
+async def _read(sock: socket.socket) -> bytes:
+    """Answer what the peer said; nothing: it is gone."""
+    while True:
+        await trio.lowlevel.wait_readable(sock)
+        try:
+            return sock.recv(PIECE)
+        except BlockingIOError:
+            continue
+        except OSError:
+            return b""

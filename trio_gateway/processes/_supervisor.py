@@ -1,0 +1,384 @@
+"""The supervisor: binds the sockets, starts the processes, keeps them running, and ends them.
+
+Each process is started anew by the same command, with the public sockets as open descriptors; nothing is
+forked while a loop runs. None of them has anything of another: when one dies, what it served ends, and
+nothing else. It serves no client itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from ..admin import DASHBOARD_PAGES, Access, Actor, AdminToken, Metrics, Row, make_admin_app, serve_admin
+from ..config import Settings, Source
+from ..edge import open_listeners
+from ..errors import Refused
+from ..flow import READ_AGAIN, Certificates
+from ..lending import Broker, Crowd, Place
+from ..operations import Trail, open_audit_table
+from ..telemetry import METRICS_TYPE, Log, render_metrics
+from . import _merge
+from ._child import Child, NoAnswer
+from ._internal import make_internal_app
+from ._operations import ManyOperations
+
+ENDS: Final = (signal.SIGTERM, signal.SIGINT)
+FIRST_PAUSE: Final = 0.25  # seconds until a process that died is started again, if it lived long
+LONGEST_PAUSE: Final = 30.0  # seconds; doubled for each that did not
+LIVED: Final = 30.0  # seconds after which a process has lived long
+BEYOND: Final = 2.0  # seconds that processes may take beyond their own hard limit
+LOOK_EVERY: Final = 5.0  # seconds; what was counted since is lost with a process that is killed
+TRAIL_LIMIT: Final = 1.0  # seconds for what operators did to get into the database
+MOST_AGENTS: Final = 1024  # connections of agents at a time
+
+
+class ProcessEnded(Exception):
+    """A process ended before it had ever served: the gateway can not start."""
+
+
+class Supervisor:
+    """See the module's docstring.
+
+    Args:
+        source: where the settings come from.
+        command: that starts a process.
+        log: takes messages.
+
+    Attributes:
+        children: the processes, in the order of their numbers.
+        ended: figures of those that are gone.
+        copy: file with the configuration's text that is in force.
+    """
+
+    def __init__(self, source: Source, command: Sequence[str], log: Log) -> None:
+        self.boot_id = secrets.token_hex(8)
+        self.started = trio.current_time()
+        self.source = source
+        self.settings: Settings = source.settings
+        self.log = self._log = log
+        self.stopping = False
+        self.ended: list[Row] = []
+        self.broker = Broker()
+        self._certificates = Certificates()
+        self._command = tuple(command)
+        self._latest: dict[int, Row] = {}
+        self._numbers = 0
+        self._running = 0
+        self._all_ended = trio.Event()
+        self._listeners: list[trio.SocketListener] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="trio-gateway-"))  # nobody else can enter it
+        self.copy = self._folder / "gateway.toml"
+        admin = self.settings.admin
+        self.access = Access(
+            [AdminToken(token.id, token.digest, token.role) for token in admin.tokens],
+            [*admin.hosts, *(bind.host for bind in admin.bind if bind.host)],
+            local=all(bind.local for bind in admin.bind),
+        )
+        database = self.settings.database.url
+        table = None if database is None else lambda: open_audit_table(database.value)
+        self.operations = ManyOperations(self, Trail(self.boot_id, log, table))
+        self._crowd_descriptor = Crowd.make(self.settings.processes)
+        self._crowd = Crowd(self._crowd_descriptor, self.settings.processes)
+        self._secret = secrets.token_urlsafe(32)
+        self.children: Sequence[Child] = ()
+
+    @property
+    def shares(self) -> bool:
+        """Whether slots are lent."""
+        return self.settings.server.capacity == "shared"
+
+    async def run(self) -> None:
+        """Serve until shut down.
+
+        Raises:
+            OSError: an address can not be had.
+            ProcessEnded: a process can not start.
+        """
+        try:
+            self.copy.write_text(self.source.text, encoding="utf-8")
+            self._listeners = await open_listeners(tuple(map(str, self.settings.server.bind)))
+            self.children = [Child(self._place(number)) for number in range(self.settings.processes)]
+            with (
+                _ignoring_afterwards(*ENDS, signal.SIGHUP),
+                trio.open_signal_receiver(*ENDS) as ends,
+                trio.open_signal_receiver(signal.SIGHUP) as reloads,
+            ):
+                async with trio.open_nursery() as nursery:
+                    if await self._start(nursery, ends):
+                        nursery.start_soon(self._hear_reloads, reloads)
+                        await anext(ends)
+                    await self._stop(ends)
+                    nursery.cancel_scope.cancel()
+        finally:
+            for listener in self._listeners:
+                listener.socket.close()
+            self._crowd.close()
+            os.close(self._crowd_descriptor)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- starting
+
+    def _place(self, number: int) -> Place:
+        return Place(
+            number=number,
+            of=self.settings.processes,
+            capacity=self.settings.server.capacity,
+            listeners=tuple(listener.socket.fileno() for listener in self._listeners),
+            control=-1,
+            crowd=self._crowd_descriptor,
+            folder=str(self._folder),
+            secret=self._secret,
+        )
+
+    async def _start(self, nursery: trio.Nursery, ends: AsyncIterator[int]) -> bool:
+        """Start all processes, and the doors to them; False: told to end meanwhile."""
+        nursery.start_soon(self.broker.run)
+        nursery.start_soon(self._certificates.run, self._note_certificate)
+        nursery.start_soon(self.operations.trail.run)
+        for child in self.children:
+            nursery.start_soon(self._keep, child)
+        async with trio.open_nursery() as starting:
+
+            async def until_told() -> None:
+                await anext(ends)
+                starting.cancel_scope.cancel()
+
+            async def until_all_serve() -> None:
+                for child in self.children:
+                    await child.served.wait()
+                starting.cancel_scope.cancel()
+
+            starting.start_soon(until_told)
+            starting.start_soon(until_all_serve)
+        if not all(child.ready for child in self.children):
+            return False
+        metrics = Metrics(render_metrics, METRICS_TYPE)
+        app = make_admin_app(self.operations, self.access, metrics, self._report_bug, DASHBOARD_PAGES)
+        binds = tuple(map(str, self.settings.admin.bind))
+        admin = await nursery.start(serve_admin, app, binds, self._report_bug)
+        internal = await self._open_to_workers(nursery)
+        nursery.start_soon(self._look)
+        self.log.write(
+            "info",
+            "listening",
+            public=[_address_of(each, self.settings) for each in self._listeners],
+            admin=admin,
+            internal=internal,
+        )
+        return True
+
+    async def _open_to_workers(self, nursery: trio.Nursery) -> list[str]:
+        internal = self.settings.internal
+        if not internal.bind:
+            return []
+        app = make_internal_app(lambda: [child for child in self.children if child.ready], self.log)
+        binds = tuple(map(str, internal.bind))
+        shown = internal.tls
+        tls = (
+            None
+            if shown is None
+            else self._certificates.get("server", shown.certificate, shown.key, shown.ca)
+        )
+        found: list[str] = await nursery.start(
+            serve_admin, app, binds, self._report_bug, MOST_AGENTS, tls, self._note_handshake
+        )
+        return found
+
+    def _note_certificate(self, files: str, done: str) -> None:
+        if done == READ_AGAIN:
+            self.log.write("info", "certificates_read", files=files)
+        else:
+            self.log.write("error", "certificates_kept", files=files, reason=done)
+
+    def _note_handshake(self, why: str) -> None:
+        self.log.write("warning", "handshake_refused", reason=why)
+
+    # -- one process
+
+    async def _keep(self, child: Child) -> None:
+        """Run a process, and another one when it has died, for ever.
+
+        Raises:
+            ProcessEnded: the first one never served.
+        """
+        pause = FIRST_PAUSE
+        try:
+            while self._goes_on():
+                status = await self._run_once(child)
+                lived = trio.current_time() - child.started_at
+                child.boot_id = None
+                if not self._goes_on():
+                    return
+                if not child.served.is_set():
+                    raise ProcessEnded(f"process {child.number} ended with status {status} at its start")
+                pause = FIRST_PAUSE if lived >= LIVED else pause
+                self.log.write("error", "process_ended", process=child.number, status=status, again_in=pause)
+                await trio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE)
+                child.restarts += 1
+        finally:
+            with trio.move_on_after(1, shield=True):
+                await child.close()
+
+    def _goes_on(self) -> bool:
+        return not self.stopping
+
+    async def _run_once(self, child: Child) -> int:
+        """Run a process from its start to its end; answers its status."""
+        ours, theirs = socket.socketpair()
+        self._numbers += 1
+        child.borrower = number = self._numbers
+        child.started_at = trio.current_time()
+        try:
+            with theirs:
+                place = _with_control(child.place, theirs.fileno())
+                process = await trio.lowlevel.open_process(
+                    self._command,
+                    env={**os.environ, **place.variables()},
+                    pass_fds=(*place.listeners, theirs.fileno(), place.crowd),
+                    start_new_session=True,  # a terminal's Ctrl-C is for the supervisor alone
+                )
+        except BaseException:
+            ours.close()
+            raise
+        child.process = process
+        self._running += 1
+        self.log.write("info", "process_started", process=child.number, pid=process.pid)
+        try:
+            async with trio.open_nursery() as nursery:
+                ours.setblocking(False)
+
+                def ready(known: dict[str, Any]) -> None:
+                    if known:
+                        nursery.start_soon(self._welcome, child, number, known["boot_id"])
+                    else:
+                        child.ready = True
+                        child.served.set()
+
+                nursery.start_soon(self._serve_broker, child, number, ours, ready)
+                status = await process.wait()
+                child.ready = False
+                nursery.cancel_scope.cancel()
+        finally:
+            child.ready = False
+            child.process = None
+            self._crowd.leave(child.number)
+            process.kill()  # without effect if it has ended
+            with trio.move_on_after(BEYOND, shield=True):
+                await process.wait()
+            self._running -= 1
+            if not self._running:
+                self._all_ended.set()
+        self._bury(child)
+        return status
+
+    async def _serve_broker(self, child: Child, number: int, ours: socket.socket, ready: Any) -> None:
+        """Lend to a process; one that says what can not be is ended, for its books are wrong."""
+        try:
+            await self.broker.serve(number, ours, ready)
+        except Exception as error:
+            self._report_bug("broker", error)
+        if child.process is not None and not self.stopping:
+            child.process.kill()
+
+    async def _welcome(self, child: Child, number: int, boot_id: str) -> None:
+        """Have a process that is there now know what the others know, and let it serve."""
+        await self.operations.welcome(child)
+        child.boot_id = boot_id
+        self.broker.let_go(number)
+
+    def _bury(self, child: Child) -> None:
+        """Keep what a process that is gone had counted, as far as it told."""
+        row = self._latest.pop(child.number, None)
+        if row is not None:
+            self.ended = [_merge.lasting_together([*self.ended, _merge.lasting(row)])]
+
+    async def _look(self) -> None:
+        """See now and then what each process has counted, for ever."""
+        while True:
+            for child in self.children:
+                if child.ready:
+                    with contextlib.suppress(NoAnswer, Refused):
+                        self._latest[child.number] = await child.read("/statistics")
+            await trio.sleep(LOOK_EVERY)
+
+    # -- changing and stopping
+
+    async def _hear_reloads(self, signals: AsyncIterator[int]) -> None:
+        """Read the configuration again at each SIGHUP."""
+        actor = Actor("SIGHUP", "operator", "signal")
+        async for _ in signals:
+            try:
+                result = await self.operations.act(actor, "reload", None, {})
+            except Refused as refused:
+                self.log.write("error", "reload_refused", reason=refused.problem.message)
+            else:
+                told = result.after
+                self.log.write(
+                    "info",
+                    "reloaded",
+                    applied=told["applied"],
+                    new_requests=told["new_requests"],
+                    restart=told["restart"],
+                    dropped=told["live_values_dropped"],
+                )
+
+    async def _stop(self, ends: AsyncIterator[int]) -> None:
+        """Have all processes shut down as one does; those that do not are killed."""
+        self.stopping = True
+        self.log.write("info", "shutting_down", running=self._running)
+        self._all_ended = trio.Event()
+        self._signal_all()
+        if self._running:
+            with trio.move_on_after(self.settings.shutdown.hard_limit + BEYOND):
+                async with trio.open_nursery() as nursery:
+
+                    async def further_signals() -> None:
+                        async for _ in ends:
+                            self._signal_all()
+
+                    nursery.start_soon(further_signals)
+                    await self._all_ended.wait()
+                    nursery.cancel_scope.cancel()
+        await self.operations.trail.finish(TRAIL_LIMIT)
+        self.log.write("info", "stopped")
+
+    def _signal_all(self) -> None:
+        for child in self.children:
+            if child.process is not None:
+                child.process.send_signal(signal.SIGTERM)
+
+    def _report_bug(self, where: str, exc: BaseException) -> None:
+        self._log.exception("bug", exc, where=where)
+
+
+def _with_control(place: Place, control: int) -> Place:
+    return msgspec.structs.replace(place, control=control)
+
+
+def _address_of(listener: trio.SocketListener, settings: Settings) -> str:
+    name = listener.socket.getsockname()
+    if isinstance(name, tuple):
+        host = f"[{name[0]}]" if ":" in name[0] else name[0]
+        return f"{'http' if settings.server.tls is None else 'https'}://{host}:{name[1]}"
+    return f"unix:{name}"
+
+
+@contextlib.contextmanager
+def _ignoring_afterwards(*signals: signal.Signals) -> Iterator[None]:
+    """Ignore what comes when nobody hears signals any more: the process is about to end with status 0."""
+    for each in signals:
+        signal.signal(each, signal.SIG_IGN)
+    yield
