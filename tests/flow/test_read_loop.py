@@ -317,6 +317,39 @@ async def test_streams_that_are_always_ready_leave_turns_to_other_tasks(autojump
         assert max(steps.each) == STEPS_A_TURN
 
 
+@pytest.mark.parametrize(("others", "steps"), [(0.0, {3}), (0.002, {5, 10}), (0.03, {10})])
+async def test_a_turn_may_be_as_long_as_that_of_all_others_up_to_a_bound(
+    others: float, steps: set[int]
+) -> None:
+    """The others take that long between two turns, or twice in a row."""
+    clock = MockClock()
+
+    async def run() -> int:
+        async with looping() as (loop, poller, nursery):
+            streams = [Stream(loop, poller) for _ in range(40)]
+            counted = Steps(streams)
+            trio.lowlevel.add_instrument(counted)
+            for stream in streams:
+
+                def step(now: float, step: Callable[[float], bool] = stream.step) -> bool:
+                    clock.jump(0.00041)
+                    return step(now)
+
+                stream.step = step  # type: ignore[method-assign]
+                nursery.start_soon(stream.read)
+            await wait_all_tasks_blocked()
+            for stream in streams:
+                stream.say("a")
+            while not all(stream.taken for stream in streams):
+                clock.jump(others)
+                await trio.lowlevel.checkpoint()
+            trio.lowlevel.remove_instrument(counted)
+            nursery.cancel_scope.cancel()
+            return max(counted.each)
+
+    assert await trio.to_thread.run_sync(lambda: trio.run(run, clock=clock)) in steps
+
+
 async def test_a_turn_ends_after_a_millisecond_even_if_few_streams_were_read() -> None:
     clock = MockClock()
 

@@ -12,7 +12,8 @@ The rules that make that safe:
   a descriptor's number comes again as soon as it is closed.
 - What a step raises is raised in the task whose stream it is. No stream ends the loop,
   and if the loop ends, each that is attached goes on by itself.
-- After 64 steps, or a millisecond, all other tasks have their turn.
+- After 64 steps, or a millisecond, all other tasks have their turn. Where those take longer, so does the next
+  turn, up to 4 ms: else a rush of requests, half a millisecond each, would leave tokens a tenth of the core.
 - Where tokens come densely, the loop waits a millisecond before it looks again, so that
   one look finds several. A lone stream never waits.
 """
@@ -31,6 +32,7 @@ from ..units import MILLISECONDS
 
 STEPS_A_TURN: Final = 64
 TURN: Final = 1 * MILLISECONDS
+LONGEST_TURN: Final = 4 * MILLISECONDS
 GATHER: Final = 1 * MILLISECONDS
 DENSE: Final = 2  # steps expected within that time, from which on it pays
 
@@ -120,6 +122,7 @@ class ReadLoop:
         self._looked_at = -math.inf
         self._wary = 0  # times that it could gather and does not
         self._in_vain = 0
+        self._turn = TURN
 
     def __len__(self) -> int:
         """How many streams it reads."""
@@ -160,6 +163,7 @@ class ReadLoop:
         try:
             while True:
                 await self._poller.wait()
+                self._turn = TURN
                 await self._read_ready()
         finally:
             self._running = False
@@ -181,7 +185,7 @@ class ReadLoop:
                 await self._read_all(ready)
                 steps += len(ready)
                 if ready := self._ready():
-                    await trio.lowlevel.checkpoint()
+                    await self._let_others()
             if self._may_gather(steps):
                 await trio.sleep(GATHER)
                 ready = self._ready()
@@ -210,12 +214,12 @@ class ReadLoop:
         """Let each of them take a step; all other tasks have their turns in between."""
         clock = trio.lowlevel.current_clock().current_time
         now = clock()
-        end = now + TURN
+        end = now + self._turn
         for attached in ready:
             if now >= end:
-                await trio.lowlevel.checkpoint()
+                await self._let_others()
                 now = clock()
-                end = now + TURN
+                end = now + self._turn
             if attached.task is not None:
                 try:
                     if not attached.step(now):
@@ -223,6 +227,12 @@ class ReadLoop:
                 except Exception as exc:  # its own task's to judge
                     self._wake(attached, exc)
                 now = clock()
+
+    async def _let_others(self) -> None:
+        """Let all other tasks have their turns; the next of this one may be as long."""
+        left = trio.current_time()
+        await trio.lowlevel.checkpoint()
+        self._turn = min(max(TURN, trio.current_time() - left), LONGEST_TURN)
 
     # -- who is read
 
