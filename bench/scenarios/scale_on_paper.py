@@ -65,6 +65,8 @@ CROWDED: Final = (
     *(Crowded(replicas=20, workers=8), Crowded(20, 200), Crowded(50, 50)),
 )
 OVER: Final = 10  # times capacity, in the burst
+BURST_AT: Final = 50.0  # seconds after which the burst comes
+ANSWER: Final = 10.0  # seconds; each as long as any other, there
 MOST_RETURNS: Final = 1.5  # times capacity
 MOST_REJECTED: Final = 0.06  # of attempts, in any fleet with readings of a second
 
@@ -265,7 +267,7 @@ def _busiest_second(replicas: int, pace: float) -> float:
     rates = [_learnt(pace / replicas) for _ in range(replicas)]
     seconds: dict[int, int] = {}
     for number in range(int(OVER * pace)):
-        now = 100.0 + number / (OVER * pace)
+        now = BURST_AT + number / (OVER * pace)
         at = dice.randrange(replicas)
         wait = queues[at].book(0, rates[at].pace(now), now, dice.random())
         back = int(now + wait)
@@ -274,13 +276,15 @@ def _busiest_second(replicas: int, pace: float) -> float:
 
 
 def _learnt(pace: float) -> DrainRate:
-    """A replica's measure of how fast its slots come free, after a while at that pace; answers take 10 s."""
+    """A replica's measure of how fast its slots come free, after `BURST_AT` seconds at that pace."""
     rate = DrainRate()
-    for _ in range(max(round(10 * pace), 1)):
-        rate.granted(0.0)
-    for turn in range(40):
-        rate.returned(100.0 * (turn + 1) / 40, 10.0)
-        rate.granted(100.0 * (turn + 1) / 40)
+    slots = max(round(ANSWER * pace), 1)
+    for turn in range(int(BURST_AT / ANSWER)):
+        for slot in range(slots):
+            now = ANSWER * (turn + slot / slots)
+            if turn:
+                rate.returned(now, ANSWER)
+            rate.granted(now)
     return rate
 
 
