@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
@@ -22,6 +23,8 @@ from ..wire import (
     write_response_head,
 )
 from ._until import until
+
+Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
 _JSON: Final = ("content-type", "application/json")
 
@@ -56,6 +59,9 @@ def make_pod(
 class KubernetesServer:
     """Keeps pods with their versions, and tells those who watch what changes.
 
+    Args:
+        tls: speak TLS with this context.
+
     Attributes:
         token: what callers must show; None: anything.
         asked: path and query of each request, in order.
@@ -64,7 +70,8 @@ class KubernetesServer:
         watching: watches that are open.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.port = 0
         self.token: str | None = None
         self.asked: list[tuple[str, dict[str, str]]] = []
@@ -84,7 +91,7 @@ class KubernetesServer:
     @property
     def url(self) -> str:
         """Base URL."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     # -- what happens to pods
 
@@ -139,8 +146,11 @@ class KubernetesServer:
 
     # -- the server
 
-    async def serve(self, stream: trio.SocketStream) -> None:
+    async def serve(self, transport: trio.SocketStream) -> None:
         """Serve one connection."""
+        stream: Stream = transport
+        if self._tls is not None:
+            stream = trio.SSLStream(transport, self._tls, server_side=True, https_compatible=True)
         connection = trio.CancelScope()
         self._connections.add(connection)
         try:
@@ -150,16 +160,16 @@ class KubernetesServer:
                     data = await stream.receive_some(4096)
                     if not data:
                         break
-                    heads.feed(data)
+                    heads.feed(bytes(data))
                 if head is not None:
                     await self._answer(stream, parse_request_head(head, 100))
         except* trio.BrokenResourceError:
             pass  # who asked has left
         finally:
             self._connections.discard(connection)
-            await trio.aclose_forcefully(stream)
+            await trio.aclose_forcefully(transport)
 
-    async def _answer(self, stream: trio.SocketStream, head: RequestHead) -> None:
+    async def _answer(self, stream: Stream, head: RequestHead) -> None:
         parts = urlsplit(head.target)
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         self.asked.append((parts.path, query))
@@ -177,7 +187,7 @@ class KubernetesServer:
         else:
             await self._list(stream, query)
 
-    async def _list(self, stream: trio.SocketStream, query: Mapping[str, str]) -> None:
+    async def _list(self, stream: Stream, query: Mapping[str, str]) -> None:
         start, _, version = query.get("continue", "").partition("@")
         if version and int(version) < self._oldest:
             await _respond(stream, 410, _status(410))
@@ -191,7 +201,7 @@ class KubernetesServer:
         page: dict[str, Any] = {"kind": "PodList", "metadata": meta, "items": found[first : first + most]}
         await _respond(stream, 200, json.dumps(page).encode())
 
-    async def _watch(self, stream: trio.SocketStream, query: Mapping[str, str]) -> None:
+    async def _watch(self, stream: Stream, query: Mapping[str, str]) -> None:
         seen, selector = int(query["resourceVersion"]), query.get("labelSelector", "")
         raw = len(self._raw)
         head = write_response_head(200, [_JSON, ("transfer-encoding", "chunked")])
@@ -221,9 +231,9 @@ class KubernetesServer:
 
 
 @contextlib.asynccontextmanager
-async def open_kubernetes() -> AsyncIterator[KubernetesServer]:
+async def open_kubernetes(tls: ssl.SSLContext | None = None) -> AsyncIterator[KubernetesServer]:
     """Serve on a free port of 127.0.0.1 for the length of the block."""
-    server = KubernetesServer()
+    server = KubernetesServer(tls)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         server.port = listeners[0].socket.getsockname()[1]
@@ -234,7 +244,7 @@ async def open_kubernetes() -> AsyncIterator[KubernetesServer]:
             nursery.cancel_scope.cancel(reason="the test is over")
 
 
-async def _until_gone(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
+async def _until_gone(stream: Stream, scope: trio.CancelScope) -> None:
     """Cancel when the other side has left."""
     with contextlib.suppress(trio.BrokenResourceError):
         await stream.receive_some(1)
@@ -242,7 +252,7 @@ async def _until_gone(stream: trio.SocketStream, scope: trio.CancelScope) -> Non
 
 
 async def _respond(
-    stream: trio.SocketStream, status: int, body: bytes, headers: list[tuple[str, str]] | None = None
+    stream: Stream, status: int, body: bytes, headers: list[tuple[str, str]] | None = None
 ) -> None:
     told = [_JSON, ("content-length", str(len(body))), ("connection", "close"), *(headers or [])]
     await stream.send_all(write_response_head(status, told) + body)
