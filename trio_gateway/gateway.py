@@ -49,7 +49,6 @@ from .edge import (
     SocketStreams,
     UnplacedBytes,
     open_listeners,
-    server_context,
 )
 from .errors import Problem, Refused
 from .exchange import (
@@ -254,7 +253,10 @@ class Gateway:
             )
         )
         tls = settings.server.tls
-        self.tls: Final = None if tls is None else server_context(tls.certificate, tls.key)
+        self.public_tls: Final = (
+            None if tls is None else self.certificates.get("server", tls.certificate, tls.key, None)
+        )
+        self.tls: Final = None if self.public_tls is None else self.public_tls.context
         self._nursery: trio.Nursery | None = None
         self.engine: Final = HttpEngine(
             self.connections,
@@ -563,6 +565,8 @@ class Gateway:
     def _note_certificate(self, files: str, done: str) -> None:
         if done == READ_AGAIN:
             self._log.write("info", "certificates_read", files=files)
+            if self.public_tls is not None:
+                self.server.tls = self.public_tls.context
         else:
             self._log.write("error", "certificates_kept", files=files, reason=done)
 

@@ -149,3 +149,19 @@ async def test_a_file_that_can_not_be_read_to_its_end_holds_up_no_other_lever_fo
         file.write_text(configuration(URL, admission={"max_queued": 9}))
         monkeypatch.undo()
         assert (await act(gateway, "reload")).after["applied"] == ["admission.max_queued"]
+
+
+async def test_files_that_are_replaced_are_noticed_without_a_reload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_gateway.flow._tls_files.LOOK_EVERY", 0.02)
+    async with secured(tmp_path) as one:
+        renewed = one.issue("renewed")
+        shutil.copy(renewed.certificate, one.shown.certificate)  # and not yet its key
+        await one.gateway.until(lambda: one.gateway.logged("certificates_kept") != [])
+        assert await one.is_shown(one.first)
+        one.show(renewed)
+        await one.gateway.until(lambda: one.gateway.logged("certificates_read") != [])
+        assert await one.is_shown(renewed)
+    (kept, *_) = one.gateway.logged("certificates_kept")
+    assert (kept["level"], kept["reason"]) == ("error", "key values mismatch")

@@ -116,8 +116,8 @@ class TlsSettings(Section):
         str,
         about(
             "path",
-            "PEM file with the certificate, and behind it those that vouch for it; read at start and at "
-            "each reload.",
+            "PEM file with the certificate, and behind it those that vouch for it; read at start, at each "
+            "reload and whenever it is replaced.",
         ),
     ]
     key: Annotated[str, about("path", "PEM file with its private key, not encrypted; read likewise.")]
