@@ -17,6 +17,7 @@ import pytest
 import trio
 from typer.testing import CliRunner
 
+from tests.agent.authority import Authority
 from tests.agent.rig import SECRET, Gateway, envelope, gateways, records, said
 from trio_gateway.cli import SUPERSEDED, USAGE_ERROR, app
 from trio_gateway.testing import MODEL_NAME, Answer, RawClient, missing_parts, model_file, until
@@ -71,7 +72,7 @@ async def agent(folder: Path, *options: str) -> AsyncIterator[Process]:
         try:
             worker = Process(process)
             told = await worker.logged("listening")
-            host, _, port = told["address"].removeprefix("http://").rpartition(":")
+            host, _, port = told["address"].partition("://")[2].rpartition(":")
             worker.address = (host, int(port))
             assert (await worker.logged("engine_ready"))["models"]
             yield worker
@@ -95,6 +96,40 @@ async def test_a_worker_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
             answer = await client.read_to_end()
             assert records(answer)[-1] == {"t": "end"}
         assert await worker.process.wait() == 0
+
+
+async def test_sighup_has_certificates_read_again(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ours")
+    files = authority.issue("agent")
+    options = (f"--certificate={files['certificate']}", f"--key={files['key']}", f"--ca={authority.ca}")
+    async with agent(tmp_path, *SIMULATED, *options) as worker:
+        worker.process.send_signal(signal.SIGHUP)
+        told = await worker.logged("certificates_read")
+        assert files["certificate"] in told["files"]
+        worker.process.send_signal(signal.SIGTERM)
+        assert await worker.process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--certificate={a}",), "a certificate and its key are given together"),
+        (("--certificate={a}", "--key={b_key}"), "--certificate, --key, --ca: key values mismatch"),
+        (("--certificate={a}", "--key=/nowhere"), "No such file or directory: '/nowhere'"),
+        (("--ca={a_key}",), "--certificate, --key, --ca: no certificate or crl found"),
+    ],
+)
+def test_certificates_that_can_not_be_used_are_told_at_the_start(
+    tmp_path: Path, options: tuple[str, ...], complaint: str
+) -> None:
+    authority = Authority(tmp_path, "ours")
+    one, other = authority.issue("one"), authority.issue("other")
+    names = {"a": one["certificate"], "a_key": one["key"], "b_key": other["key"]}
+    (tmp_path / "secret").write_text(SECRET)
+    command = ["worker", "--id", "gpu-0", *SIMULATED, "--secret-file", str(tmp_path / "secret")]
+    result = CliRunner().invoke(app, [*command, *(option.format(**names) for option in options)])
+    assert result.exit_code == USAGE_ERROR
+    assert complaint in result.output
 
 
 async def test_a_second_signal_does_not_wait_for_what_runs(tmp_path: Path) -> None:
