@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -182,6 +183,22 @@ async def test_a_list_of_many_pages_is_read_to_its_end(api: KubernetesServer, tm
         await api.wait_watched()
         assert len(rig.ids) == 5
     assert [asked.get("continue") for _, asked in api.asked[:3]] == [None, "2@105", "4@105"]
+
+
+async def test_many_pods_are_taken_in_without_holding_up_the_loop(
+    api: KubernetesServer, tmp_path: Path
+) -> None:
+    for number in range(100):
+        api.put(make_pod(f"p{number}"))
+    async with Rig(api.url, tmp_path).running() as rig:
+        steps = set[int]()
+
+        def look() -> bool:
+            steps.add(len(rig.ids))
+            return len(rig.ids) == 100
+
+        await until(look)
+        assert max(after - before for before, after in pairwise(sorted(steps))) <= 16
 
 
 async def test_a_watch_that_was_cut_goes_on_where_it_was(api: KubernetesServer, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ CALL_LIMIT: Final = 10.0  # seconds for a page of a list, or for the head of a w
 WATCH_SECONDS: Final = (240, 360)  # that a watch is asked to last, by dice, so that not all end at once
 WATCH_SLACK: Final = 15.0  # seconds that the server may be late with its end
 SETTLED: Final = 1.0  # seconds; a watch that lasts as long is a good one
+STEP: Final = 16  # decisions at a time; each looks at all workers
 PAGE: Final = 250  # pods of a list at a time
 MOST_PAGE_BYTES: Final = 64 * 1024 * 1024
 MOST_LINE: Final = 4 * 1024 * 1024  # bytes; etcd takes objects of 1.5 MiB at most
@@ -154,7 +155,10 @@ class PodWorkers:
         path = f"/api/v1/namespaces/{namespace}/pods?"
         api = await self._describe_api()
         while watch.version is None:
-            self._apply(follower.template, await self._list(api, path, follower))
+            decisions = await self._list(api, path, follower)
+            for at in range(0, len(decisions), STEP):  # a thousand at once would hold up the loop for 40 ms
+                self._apply(follower.template, decisions[at : at + STEP])
+                await trio.lowlevel.checkpoint()
         await self._watch(api, path, follower)
 
     async def _list(self, api: Worker, path: str, follower: _Follower) -> list[Decision]:
