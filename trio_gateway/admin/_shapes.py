@@ -139,6 +139,7 @@ _WORKER: Final = shape(
         "changes of its breakers, newest first",
     ),
     operator=word("none", "drained", "ejected", meaning="what an operator did to it"),
+    withheld=or_null(text("why its pod gets nothing new: not ready, or terminating")),
 )
 
 _TENANT: Final = shape(

@@ -94,6 +94,7 @@ def worker_row(book: WorkerBook, now: float) -> Row:
         **worker_figures(book, now),
         "free": free_slots(book, now),
         "operator": book.operator,
+        "withheld": book.withheld,
         "breaker_history": _history(book, now),
     }
 

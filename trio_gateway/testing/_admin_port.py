@@ -90,6 +90,7 @@ def worker_row(number: int) -> Row:
         "breakers": {"m1": "closed"},
         "breaker_history": [{"ago": 60.0, "model": "m1", "from": "open", "to": "closed", "why": "probe"}],
         "operator": "none",
+        "withheld": None,
     }
 
 
