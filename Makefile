@@ -189,7 +189,8 @@ COMPILE = $(VENV)/bin/uv pip compile --quiet --no-config --universal --python-ve
 .PHONY: constraints
 constraints: $(STAMPS)/tools ## write the pins anew from pyproject.toml (UPGRADE=1: the newest of everything)
 	@$(COMPILE) pyproject.toml --extra dev --extra speed --extra otel --extra cluster --extra postgres -o constraints/dev.txt
-	@$(COMPILE) pyproject.toml --extra postgres -c constraints/dev.txt -o constraints/runtime.txt
+	@$(COMPILE) pyproject.toml --extra postgres --extra cluster --extra speed --extra otel \
+	  -c constraints/dev.txt -o constraints/runtime.txt
 	@$(COMPILE) pyproject.toml --extra local -c constraints/dev.txt -o constraints/local.txt
 	@$(COMPILE) pyproject.toml --extra chart -c constraints/dev.txt -o constraints/chart.txt
 	@$(COMPILE) pyproject.toml --extra fuzz -c constraints/dev.txt -o constraints/fuzz.txt

@@ -28,11 +28,13 @@ pytestmark = [
 
 FOLDER: Final = "opt/trio-gateway"
 LIST: Final = "sbom.cdx.json"
-LARGEST: Final = 110 * 10**6  # bytes that the image may add to its base
+LARGEST: Final = 130 * 10**6  # bytes that the image may add to its base
 PATIENCE: Final = 60.0  # seconds; a wait that takes longer has failed
 GRACE: Final = 20  # seconds
 # What builds, and what is only there while it is built.
 TOOLS: Final = {"pip", "setuptools", "wheel", "hatchling", "editables", "cyclonedx-bom", "uv"}
+# An image can not be given them later: PostgreSQL, a store for replicas, a faster parser, traces.
+EXTRAS: Final = {"psycopg", "coredis", "httptools", "opentelemetry-proto"}
 LEFT_OVER: Final = re.compile(r"\.(whl|tar|gz|o|a|log)$|^(\.cache|build|builder|wheels)$")
 
 
@@ -104,6 +106,7 @@ def test_the_image_adds_one_folder_to_its_base_and_nothing_in_it_can_be_written(
 def test_only_pinned_packages_are_installed_and_nothing_that_builds(image: Image) -> None:
     found = {normal(each.name): each.version for each in installed(image)}
     assert found.pop("trio-gateway") == __version__
+    assert found.keys() >= EXTRAS
     pins = pinned("runtime.txt")
     assert {name: version for name, version in found.items() if version not in pins.get(name, ())} == {}
     assert not TOOLS & found.keys()
