@@ -47,6 +47,7 @@ SCENARIOS: Final = (
     "dashboard",
     "overload",
     "fairness",
+    "cluster",
 )
 
 
