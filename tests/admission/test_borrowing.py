@@ -86,7 +86,7 @@ async def site(
     broker = Broker()
     processes = []
     async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
-        nursery.start_soon(broker.run)
+        nursery.start_soon(broker.run)  # noqa: ASYNC113 - it waits for others
         for number in range(count):
             ours, theirs = socket.socketpair()
             for sock in (ours, theirs):
@@ -94,8 +94,8 @@ async def site(
                 stack.callback(sock.close)
             process = Process(theirs, list(workers), limits, {"t1": ANYBODY, "t2": ANYBODY, **shares})
             processes.append(process)
-            nursery.start_soon(broker.serve, number, ours, lambda known: None)
-            nursery.start_soon(process.run)
+            nursery.start_soon(broker.serve, number, ours, lambda known: None)  # noqa: ASYNC113 - it waits for others
+            nursery.start_soon(process.run)  # noqa: ASYNC113 - it waits for others
         yield Site(broker, processes)
         nursery.cancel_scope.cancel()
 

@@ -120,7 +120,7 @@ async def refusing_engine(slots: int) -> AsyncIterator[str]:
         await nursery.start(engine.run)
         await server.wait_answering()
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(server.serve, listeners)
+        nursery.start_soon(server.serve, listeners)  # noqa: ASYNC113 - it waits for others
         yield f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
         nursery.cancel_scope.cancel()
 

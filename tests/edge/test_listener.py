@@ -42,7 +42,7 @@ async def accepting(door: Door, permits: int) -> AsyncIterator[tuple[trio.Socket
     with trio.fail_after(LIMIT):
         async with trio.open_nursery() as nursery:
             loop = AcceptLoop(trio.Semaphore(permits), door.serve, door.complaints.append)
-            nursery.start_soon(loop.run, listener, nursery)
+            nursery.start_soon(loop.run, listener, nursery)  # noqa: ASYNC113 - the backlog waits
             yield listener, host, port
             nursery.cancel_scope.cancel()
     listener.socket.close()

@@ -20,7 +20,7 @@ OWNER: ContextVar[str] = ContextVar("owner", default="nobody")
 async def running() -> AsyncIterator[ExchangeClocks]:
     clocks = ExchangeClocks()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(clocks.run)
+        nursery.start_soon(clocks.run)  # noqa: ASYNC113 - it looks when it runs
         yield clocks
         nursery.cancel_scope.cancel()
     assert clocks.running == 0

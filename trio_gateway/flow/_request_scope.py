@@ -66,7 +66,7 @@ class RequestScope:
         traceback: TracebackType | None,
     ) -> bool | None:
         """Wait for the tasks of the nursery; swallows the cancellation that it caused."""
-        swallowed = await self._manager.__aexit__(exc_type, exc_value, traceback)
+        swallowed = await self._manager.__aexit__(exc_type, exc_value, traceback)  # noqa: ASYNC102 - a nursery's own
         if self._scope is not None and self._scope.cancelled_caught:
             self.note(self.at_deadline)
         return swallowed
