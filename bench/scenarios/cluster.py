@@ -12,9 +12,10 @@ Engine      here, in the bench's process: it counts what runs at a time. For *co
 Measures    most requests that ran at a time; answers by tenant; whole and broken answers; what is left at
             the store; seconds until all slots were in use again; CPU of the gateway's process a request.
 Baseline    for *cost* the same gateway without a cluster, in turns.
-Expect      never more than 8, but while a replica that was stopped has streams of before; Jain's index at
-            least 0.97; rates within 2 %; nothing left; no answer broken but of the killed replica; all slots
-            in use again within the lease and 2 s; at most 1.5 times the CPU a request.
+Expect      never more than 8, but while a replica that was stopped, or that had more than its share when
+            the store was lost, has streams of before; Jain's index at least 0.97; rates within 2 %; nothing
+            left; no answer broken but of the killed replica; all slots in use again within the lease and 2
+            s; at most 1.5 times the CPU a request.
 Run         make bench SCENARIO=cluster      (about 5 min on 2 cores)
 Output      bench/results/<date>-cluster-<commit>.json, with machine facts.
 """
@@ -378,7 +379,7 @@ async def _faults(options: Options, report: Report) -> None:
             Check.at_most(f"{name}: all slots again after", recovered, LEASE + 2, "s"),
             Check.at_most(f"{name}: most at a time afterwards", after, SLOTS, "requests"),
         ]
-        if spared != 1:
+        if name in ("replica killed", "store slow"):
             report.checks.append(Check.at_most(f"{name}: most at a time", most, SLOTS, "requests"))
         progress(f"{name} done")
 
