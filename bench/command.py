@@ -43,6 +43,7 @@ SCENARIOS: Final = (
     "ledger_sums",
     "counts",
     "features",
+    "processes",
     "telemetry",
     "dashboard",
     "overload",

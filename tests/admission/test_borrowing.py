@@ -16,7 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from trio_gateway.admission import Admission, AdmissionLimits, Lease, TenantShare, Ticket
 from trio_gateway.contract import Worker
 from trio_gateway.errors import Problem, Refused
-from trio_gateway.fleet import DrainKeeper, Fleet, FleetSettings, Route
+from trio_gateway.fleet import KEPT, DrainKeeper, Fleet, FleetSettings, Route
 from trio_gateway.lending import Borrower, Broker
 from trio_gateway.testing import make_request, make_worker
 
@@ -100,6 +100,12 @@ async def site(
         nursery.cancel_scope.cancel()
 
 
+async def given_back(site: Site) -> None:
+    """Expect that nobody has a slot, as soon as none can be of use."""
+    await trio.sleep(3 * KEPT)
+    assert site.lent == {"slots:w1": 0}
+
+
 async def refusal(ticket: Ticket) -> Problem:
     with pytest.raises(Refused) as refused:
         await ticket.wait()
@@ -121,8 +127,7 @@ async def test_one_slot_goes_from_process_to_process_and_is_nobodys_when_nobody_
         assert (two[0].held, two[1].held) == (0, 1)
         with second:
             pass
-        await wait_all_tasks_blocked()
-        assert two.lent == {"slots:w1": 0}
+        await given_back(two)
 
 
 async def test_a_backlog_gives_every_second_slot_to_another_that_is_as_long(
@@ -298,8 +303,7 @@ async def test_slots_of_a_worker_that_is_gone_go_back(autojump_clock: MockClock)
             process.fleet.remove("w1")
         with lease:
             pass
-        await wait_all_tasks_blocked()
-        assert two.lent == {"slots:w1": 0}
+        await given_back(two)
 
 
 async def test_what_was_lent_too_late_goes_back(autojump_clock: MockClock) -> None:
@@ -364,10 +368,45 @@ async def test_whatever_happens_no_slot_is_used_twice_and_everybody_is_served(
             for _ in range(150):
                 nursery.start_soon(client)
         assert served > 100
-        await wait_all_tasks_blocked()
+        await trio.sleep(3 * KEPT)
         lent = {thing: units for thing, units in three.lent.items() if thing.startswith("slots:")}
         assert set(lent.values()) == {0}
         for process in three.processes:
             statistics = process.admission.statistics()
             assert (statistics.held, statistics.queued) == (0, 0)
             assert +process.borrower.lent == +process.admission._loans.permits  # type: ignore[union-attr]
+
+
+async def test_a_slot_is_used_again_without_a_question_unless_another_process_waits(
+    autojump_clock: MockClock,
+) -> None:
+    async with site(make_worker(slots=2)) as two:
+        with await two[0].take():
+            pass
+        again = two[0].enter()
+        assert not again.waiting  # it was placed at once: no word of the lender was needed
+        with await again.wait():
+            both = [await two[1].take()]
+        both.append(await two[1].take())  # what the first one keeps is called back
+        for lease in both:
+            with lease:
+                pass
+        await given_back(two)
+
+
+async def test_a_slot_of_another_worker_than_the_best_is_not_used_because_it_is_there(
+    autojump_clock: MockClock,
+) -> None:
+    workers = [make_worker("w1", slots=2), make_worker("w2", slots=2)]
+    async with site(*workers) as two:
+        first, second = await two[0].take(), await two[0].take()
+        assert (first.worker.id, second.worker.id) == ("w1", "w2")
+        with second:
+            pass
+        with first:
+            pass
+        # Both are kept; the first of equals is taken, and not the one that came free last.
+        with await two[0].take() as lease:
+            assert lease.worker.id == "w1"
+            with await two[0].take() as other:
+                assert other.worker.id == "w2"

@@ -19,6 +19,7 @@ from tests.agent.rig import running
 from tests.e2e.process import GatewayProcess, process_serving
 from tests.e2e.serving import parse_address, tenant
 from tests.e2e.test_fleet_agents import FAST
+from tests.ledger.databases import rows_at
 from trio_gateway.agent.engines import Limits, SimulatedEngine, SimulatedServer, Speed
 from trio_gateway.testing import (
     Address,
@@ -144,8 +145,8 @@ async def test_processes_that_share_slots_never_use_more_than_there_are_and_all_
         assert await gateway.metric("trio_gateway_retries_total") == 0
         assert await gateway.metric("trio_gateway_time_to_first_content_seconds_count") == 240
         assert (await gateway.read("self-audit"))["ok"]
-        found = await gateway.read("statistics")
-        assert found["lending"]["slots:w1"] == {"units": 8, "lent": 0, "mourned": 0, "wanted": 0}
+        free = {"units": 8, "lent": 0, "mourned": 0, "wanted": 0}
+        found = await gateway.until(lambda found: found["lending"]["slots:w1"] == free, "statistics")
         assert found["leases"]["granted"] == found["leases"]["returned"] == 240
         rows = (await gateway.read("requests?limit=1000"))["requests"]
         assert {row["process"] for row in rows} == {0, 1}
@@ -194,6 +195,37 @@ async def test_a_process_that_is_killed_takes_only_its_own_streams_with_it(tmp_p
         for client in (*clients, *more, *frozen):
             client.__exit__(None, None, None)
         assert (await gateway.read("self-audit"))["ok"]
+
+
+async def test_what_a_process_had_accepted_that_was_killed_is_settled_when_it_is_there_again(
+    tmp_path: Path,
+) -> None:
+    go = trio.Event()
+    script = (*STREAM[:3], WaitFor(go), *STREAM[3:])
+    url = f"sqlite:///{tmp_path}/records.db"
+    database = {"url": url, "journal": str(tmp_path / "journal"), "gateway_id": "gw"}
+    async with (
+        open_engine(script) as engine,
+        processes(engine, folder=tmp_path, database=database) as gateway,
+    ):
+        clients = [await gateway.send() for _ in range(8)]
+        for client in clients:
+            await client.read_events(1)
+        pids = {each["number"]: each["pid"] for each in (await gateway.read("statistics"))["processes"]}
+        lost = {row["id"] for row in await gateway.running() if row["process"] == 1}
+        os.kill(pids[1], signal.SIGKILL)
+        await gateway.gateway.logged("exchanges_crashed", lambda line: line["process"] == 1)
+        go.set()
+        for client in clients:
+            await client.read_to_end()
+            client.__exit__(None, None, None)
+        gateway.gateway.send(signal.SIGTERM)
+        assert await gateway.gateway.exit_code() == 0
+        rows = rows_at(url, "SELECT exchange_id, gateway_id, outcome FROM exchanges")
+        assert len(rows) == 8
+        assert {row["exchange_id"] for row in rows if row["outcome"] == "gateway_crashed"} == lost
+        assert {row["gateway_id"] for row in rows} == {"gw", "gw-1"}
+        assert {row["outcome"] for row in rows} == {"completed", "gateway_crashed"}
 
 
 async def test_all_processes_take_a_new_configuration_or_none_does(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import socket
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ import trio
 import trio.testing
 
 from trio_gateway.edge import AcceptLoop, open_listeners
+from trio_gateway.lending import Crowd
 from trio_gateway.testing import until
 
 LIMIT = 20
@@ -110,3 +112,34 @@ async def test_it_ends_with_its_listener() -> None:
             nursery.start_soon(loop.run, listener, nursery)
             await trio.testing.wait_all_tasks_blocked()
             listener.socket.close()
+
+
+async def test_who_accepts_at_the_same_socket_as_another_lets_it_first_while_that_has_fewer() -> None:
+    """Two processes, as far as the kernel is concerned: each waits at a descriptor of its own."""
+    descriptor = Crowd.make(2)
+    doors, crowds = [Door(), Door()], [Crowd(descriptor, 2, number) for number in range(2)]
+    (listener,) = await open_listeners(("127.0.0.1:0",))
+    other = socket.socket(fileno=os.dup(listener.socket.fileno()))
+    listeners = [listener, trio.SocketListener(trio.socket.from_stdlib_socket(other))]
+    with trio.fail_after(LIMIT):
+        async with trio.open_nursery() as nursery:
+            for door, crowd, each in zip(doors, crowds, listeners, strict=True):
+                crowd.enter()
+                loop = AcceptLoop(trio.Semaphore(100), door.serve, door.complaints.append, crowd)
+                nursery.start_soon(loop.run, each, nursery)
+            host, port = listener.socket.getsockname()[:2]
+            clients = connected(host, port, 20)
+            await until(lambda: doors[0].inside + doors[1].inside == 20)
+            assert [door.inside for door in doors] == [10, 10]
+            for door in doors:
+                door.let_go.set()
+            await until(lambda: doors[0].served + doors[1].served == 20)
+            await until(lambda: not crowds[0].ahead() and not crowds[1].ahead())
+            for client in clients:
+                client.close()
+            nursery.cancel_scope.cancel()
+    for each in listeners:
+        each.socket.close()
+    for crowd in crowds:
+        crowd.close()
+    os.close(descriptor)

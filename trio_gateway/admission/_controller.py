@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol, Self, final
 
@@ -31,6 +31,7 @@ from ._scheduler import Scheduler
 Kind = tuple[str, int, bool, frozenset[str]]  # see `_kind_of`
 
 TIERS: Final = ("interactive", "standard", "batch")
+PATIENCE: Final = 0.02  # seconds for the lender to call back what another process keeps and does not use
 MOST_UNBOUNDED: Final = 1024  # that wait for the lender's word beyond the bounds of a queue
 REASONS: Final = (
     "tenant_frozen",
@@ -156,11 +157,14 @@ class Slots(Protocol):
     def lend(self, worker_id: str, slots: int) -> bool:
         """Take slots that were lent; False: there is no such worker."""
 
-    def idle(self) -> list[tuple[str, int]]:
-        """Give up the slots that were lent and are idle."""
+    def idle(self, wanted: Collection[str]) -> list[tuple[str, int]]:
+        """Give up slots that were lent and are idle, all of those workers that are wanted."""
 
-    def give_up(self, worker: Worker) -> int:
-        """The same for one worker."""
+    def idle_until(self) -> float | None:
+        """When slots that are kept are to be given up."""
+
+    def give_up(self, worker_id: str) -> int:
+        """Give up all idle slots of one worker."""
 
 
 def _tell_nobody(seconds: float) -> None:
@@ -292,7 +296,7 @@ class Ticket:
         self.charged_at = self.pool, self.tier
         self.unbounded: Problem | None = None  # it stands in the queue beyond its bounds, until this is due
         self.judged_with = 0  # the question to the lender whose answer decides
-        self.asked_again = False
+        self.judged_at = math.inf  # not before: others may have to give back first
 
     @property
     def waiting(self) -> bool:
@@ -440,6 +444,7 @@ class Admission:
         self._closed: Problem | None = None
         self._nap: trio.CancelScope | None = None
         self._loans = None if lender is None else Loans(lender)
+        self._heard = 0  # the last question that the lender has answered
         self._unbounded: dict[int, Ticket] = {}  # those that stand in a queue beyond its bounds
         self._ask: Callable[[bool], None] | None = None
         self._outage: Problem | None = None
@@ -712,7 +717,10 @@ class Admission:
         """Others wait for a thing: what of it is idle, and nobody here is about to use, is theirs."""
         assert self._loans is not None
         kind, _, name = thing.partition(":")
-        if kind == "tenant":
+        if kind == "slots":
+            if slots := self._slots.give_up(name):
+                self._loans.lender.give_back(thing, slots)
+        elif kind == "tenant":
             self._loans.keep(thing, self._running.get(name, 0) + self._queue.depth_of(name))
         elif kind == "tier":
             tier, _, pool = name.partition(":")
@@ -721,17 +729,22 @@ class Admission:
 
     def judged(self, heard: int) -> None:
         """All that was lent is told: place who can be; refuse who stands beyond the bounds and can not."""
-        assert self._loans is not None
+        self._heard = max(self._heard, heard)
         self.dispatch()
-        judged = [each for each in self._unbounded.values() if each.judged_with <= heard]
-        for ticket in judged:
-            # What it was lent may have been the right to ask for more.
-            if ticket.asked_again:
-                self._turn_away(ticket, self._loans)
-            else:
-                ticket.asked_again = True
-                ticket.judged_with = self._loans.lender.ask()
-        if judged:
+
+    def _judge(self, loans: Loans) -> None:
+        """Refuse those who stand beyond the bounds when the lender had the time to call back what is idle."""
+        if not self._unbounded:
+            return
+        now = trio.current_time()
+        overdue = [
+            each
+            for each in self._unbounded.values()
+            if each.judged_with <= self._heard and each.judged_at <= now
+        ]
+        for ticket in overdue:
+            self._turn_away(ticket, loans)
+        if overdue:
             self.dispatch()  # what they wanted, nobody wants any more
 
     def _turn_away(self, ticket: Ticket, loans: Loans) -> None:
@@ -757,7 +770,7 @@ class Admission:
 
     def _settle_loans(self, loans: Loans) -> None:
         """Give back what nobody here needs, and say what would be of use."""
-        for worker, slots in self._slots.idle():
+        for worker, slots in self._slots.idle(loans.workers):
             loans.lender.give_back(slots_of(worker), slots)
         for tenant, most in tuple(loans.short.items()):
             waiting = self._queue.depth_of(tenant)
@@ -769,6 +782,7 @@ class Admission:
         loans.forget_plenty()
         loans.lender.want(loans.wants)
         loans.lender.speak()
+        self._judge(loans)
 
     def _is_held_back(self, tenant: str) -> bool:
         """Whether nothing of a tenant can be placed, whatever room there is."""
@@ -1036,6 +1050,7 @@ class Admission:
         if ticket.unbounded is not None and self._loans is not None:
             self._unbounded[ticket.number] = ticket
             ticket.judged_with = self._loans.lender.ask()
+            ticket.judged_at = trio.current_time() + PATIENCE
         if self._ask is not None:
             self._ask(True)
 
@@ -1120,7 +1135,11 @@ class Admission:
 
     def _next_due(self) -> float:
         due = self._slots.next_opening() if len(self._queue) else None
-        return math.inf if due is None else due
+        if self._loans is None:
+            return math.inf if due is None else due
+        told = (each.judged_at for each in self._unbounded.values() if each.judged_with <= self._heard)
+        times = (due, self._slots.idle_until(), *told)
+        return min((at for at in times if at is not None), default=math.inf)
 
     # -- leases
 
@@ -1149,7 +1168,7 @@ class Admission:
     def _give_back_recalled(self, loans: Loans, worker: Worker, counted_at: tuple[str, int]) -> None:
         """What others wait for is not used again here."""
         thing = slots_of(worker.id)
-        if loans.lender.recalled(thing) and (slots := self._slots.give_up(worker)):
+        if loans.lender.recalled(thing) and (slots := self._slots.give_up(worker.id)):
             loans.lender.give_back(thing, slots)
         pool, tier = counted_at
         thing = tier_of(TIERS[tier], pool)

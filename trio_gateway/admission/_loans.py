@@ -35,6 +35,7 @@ class Loans:
         permits: what may be had at a time, by the name of the thing.
         short: tenants that wait for a permit, with the most that they may have in all processes.
         wants: all that is wanted, by name.
+        workers: of which slots are wanted.
         scarce: models and tenants' permits of which the lender had none for one who was let stand beyond the
             bounds of a queue to wait for its word; while others wait for the same, no more are.
     """
@@ -45,12 +46,14 @@ class Loans:
         self.short: Final[dict[str, int]] = {}
         self.wants: Final[dict[str, Want]] = {}
         self.scarce: Final = set[str]()
+        self.workers: Final = set[str]()
         self._models: set[str] = set()
 
     def begin(self) -> None:
         """Begin to find out what is wanted."""
         self.wants.clear()
         self._models.clear()
+        self.workers.clear()
 
     def forget_plenty(self) -> None:
         """Once all that is wanted is known: what nobody wants is not known to be scarce."""
@@ -59,6 +62,8 @@ class Loans:
     def want_slots(self, model: str, workers: Iterable[str], units: int, count: int) -> None:
         """Want slots of any of some workers for requests of a model."""
         self._models.add(model)
+        workers = tuple(workers)
+        self.workers.update(workers)
         things = tuple(map(slots_of, workers))
         name = f"{model} {units} {' '.join(sorted(things))}"
         known = self.wants.get(name)

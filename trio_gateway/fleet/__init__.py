@@ -7,13 +7,14 @@ from ._drain import DrainKeeper
 from ._kubernetes import KubernetesAccess, PodWorkers
 from ._names import NamedWorkers
 from ._registrations import Registrations, RegistrationSettings, Turned
-from ._registry import Fleet, Route
+from ._registry import KEPT, Fleet, Route
 from ._watch import FleetWatch, WatchSettings, Ways
 
 __all__ = [
     "DIALECTS",
     "DRAINED",
     "EJECTED",
+    "KEPT",
     "UNTOUCHED",
     "BreakerState",
     "DrainKeeper",

@@ -77,6 +77,8 @@ class WorkerBook:
         expires_at: when a registered worker is forgotten unless it says something; None: a static one.
         operator: what an operator did to it: `UNTOUCHED`, `DRAINED` or `EJECTED`.
         withheld: why nothing new is placed here, as whoever runs the worker says; None: nothing is said.
+        fresh: of slots that were lent, those that came just now, for who waits.
+        idle_from: since when it is seen how many of them are idle; None: none is.
         earlier: what it was described as before it was described anew, while leases name that.
     """
 
@@ -104,6 +106,9 @@ class WorkerBook:
         self.operator = UNTOUCHED
         self.withheld: str | None = None
         self.earlier: list[Worker] = []
+        self.fresh = 0
+        self.idle_from: float | None = None
+        self._least_idle = 0  # since then
         self._running: Counter[str] = Counter()  # attempts here, running or draining, by exchange
         self._ended: dict[str, float] = {}  # exchanges that were, and until when it matters
 
@@ -168,6 +173,21 @@ class WorkerBook:
     def idle(self) -> int:
         """Slots that it may use now, and does not."""
         return self.slots - self.held - self.draining
+
+    def use_lent(self, slots: int) -> None:
+        """So many slots of those that were lent are in use from now on."""
+        self.fresh = max(self.fresh - slots, 0)
+        self._least_idle = min(self._least_idle, self.idle)
+
+    def spare(self, now: float, kept: float) -> int:
+        """Answer how many idle slots were of no use for so many seconds."""
+        if self.idle_from is None:
+            self.idle_from, self._least_idle = now, self.idle
+        if now < self.idle_from + kept:  # as the moment is calculated at which it is asked again
+            return 0
+        spare = max(self._least_idle, 0)
+        self.idle_from, self._least_idle = now, self.idle - spare
+        return spare
 
     # -- whose requests it runs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -22,6 +22,7 @@ REMEMBERED: Final = 3600.0  # seconds that a name is known after the last worker
 MOST_NAMES_GONE: Final = 10_000  # names that are known though nobody reports them any more
 KEYED_FROM: Final = 2048  # bytes of a body below which no worker's cache is worth a detour
 FRESH: Final = 0.02  # seconds; how old news may be by which the last attempt of an exchange is placed
+KEPT: Final = 0.05  # seconds for which idle slots stay with whoever may need them soon
 IN_ORDER: Final = 4  # workers that are wanted in the order of a choice
 _RECENT: Final = 0.05  # weight of the newest request in what is usual
 
@@ -358,6 +359,8 @@ class Fleet:
 
     def choose(self, request: InternalRequest, without: frozenset[str]) -> Worker | None:
         """Pick a worker as `_choice.choose` does."""
+        if self.settings.lent:
+            return self._choose_lent(request, without)
         books = self.serving(request.model)
         keys = self._keys(request) if len(books) > 1 else ()
         if len(books) > MANY and not keys:
@@ -441,27 +444,64 @@ class Fleet:
         if book is None:
             return False
         book.slots += slots
+        book.fresh += slots
         self._loose[book] = None
         return True
 
-    def idle(self) -> list[tuple[str, int]]:
-        """Give up the slots that were lent and are not in use, by worker; answers how many."""
+    def idle(self, wanted: Collection[str]) -> list[tuple[str, int]]:
+        """Give up slots that were lent and are not in use, by worker; answers how many.
+
+        Those that may be of use soon are kept for `KEPT` seconds, but for those of workers that are wanted
+        here: what is free is to be lent in the order in which it is wanted.
+        """
+        now = self._now()
         found = []
-        for book in self._loose:
-            if book.idle > 0:
-                found.append((book.worker.id, book.idle))
-                book.slots -= book.idle
-        self._loose.clear()
+        for book in tuple(self._loose):
+            book.fresh = 0
+            at_once = book.removed or book.worker.id in wanted
+            if (slots := book.idle if at_once else book.spare(now, KEPT)) > 0:
+                found.append((book.worker.id, slots))
+                book.slots -= slots
+            if book.idle <= 0:
+                book.idle_from = None
+                del self._loose[book]
         return found
 
-    def give_up(self, worker: Worker) -> int:
+    def idle_until(self) -> float | None:
+        """When slots that are kept are to be given up."""
+        return min(
+            (book.idle_from + KEPT for book in self._loose if book.idle_from is not None), default=None
+        )
+
+    def give_up(self, worker_id: str) -> int:
         """Give up the slots of a worker that were lent and are not in use; answers how many."""
-        book = self._of_worker.get(worker)
+        book = self.books.get(worker_id)
         if book is None or book not in self._loose:
             return 0
         del self._loose[book]
-        idle, book.slots = book.idle, book.slots - book.idle
+        idle, book.slots, book.fresh, book.idle_from = book.idle, book.slots - book.idle, 0, None
         return idle
+
+    def _choose_lent(self, request: InternalRequest, without: frozenset[str]) -> Worker | None:
+        """Choose among slots that were just lent for who waits; else only the very best, if it has any."""
+        books = self.serving(request.model)
+        keys = self._keys(request) if len(books) > 1 else ()
+        fresh = [book for book in books if book.fresh > 0]
+        if fresh and (found := self._choose_among(fresh, request, without, keys)) is not None:
+            return found
+        if not any(book.idle > 0 for book in books):
+            return None
+        now, usual = self._now(), self._usual or 1.0
+        candidates = [
+            book.candidate(request, usual, now, excluded=book.worker.id in without, free=book.size)
+            for book in books
+        ]
+        size, oldest = tokens_of(request) / usual, _oldest_news(request, books)
+        best = choose(candidates, self._dice, size=size, keys=keys, oldest=oldest)
+        if best is None:
+            return None
+        book = self.books[best.name]
+        return book.worker if book.idle >= slots_for(request, book.worker) else None
 
     def _keys(self, request: InternalRequest) -> tuple[bytes, ...]:
         """What leads the request to a worker; found once, however often it is tried."""
@@ -530,6 +570,8 @@ class Fleet:
         book = self._of_worker[worker]
         book.held += slots
         book.tokens += tokens
+        if self.settings.lent:
+            book.use_lent(slots)
         book.placed(request.exchange_id)
         self._usual += (tokens - self._usual) * (_RECENT if self._usual else 1.0)
         if (outage := book.outages.get(request.model)) is not None:
