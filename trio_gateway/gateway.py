@@ -11,6 +11,7 @@ import os
 import random
 import resource
 import secrets
+import shutil
 import signal
 import sys
 import threading
@@ -332,6 +333,8 @@ class Gateway:
                 self._control.close()
             if self._crowd is not None:
                 self._crowd.close()
+            if self._place is not None and self._abandoned.is_set():
+                shutil.rmtree(self._place.folder, ignore_errors=True)  # nobody else is there to do it
 
     async def _start(
         self, nursery: trio.Nursery, listeners: list[trio.SocketListener], reloads: AsyncIterator[int]

@@ -16,8 +16,8 @@ import trio
 
 from tests.admin.test_workers import TOKEN
 from tests.agent.rig import running
-from tests.e2e.process import GatewayProcess, process_serving
-from tests.e2e.serving import parse_address, tenant
+from tests.e2e.process import COMMAND, GatewayProcess, process_serving
+from tests.e2e.serving import configuration, parse_address, tenant
 from tests.e2e.test_fleet_agents import FAST
 from tests.ledger.databases import rows_at
 from trio_gateway.agent.engines import Limits, SimulatedEngine, SimulatedServer, Speed
@@ -361,6 +361,21 @@ async def test_processes_that_split_slots_have_all_of_them_and_end_with_their_su
             client.__exit__(None, None, None)
         await gateway.gateway.logged("stopped", lambda line: line["process"] == 0)
         await gateway.gateway.logged("stopped", lambda line: line["process"] == 1)
+
+
+async def test_a_gateway_whose_processes_can_not_start_ends_and_says_why(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    (tmp_path / "journal").write_text("no folder")
+    database = {"url": f"sqlite:///{tmp_path}/records.db", "journal": str(tmp_path / "journal")}
+    server = {"bind": ["127.0.0.1:0"], "processes": 2}
+    file.write_text(configuration(server=server, workers=[], models=[], database=database))
+    with trio.fail_after(LIMIT):
+        ended = await trio.run_process(
+            [*COMMAND, "serve", "--config", str(file)], capture_stdout=True, capture_stderr=True, check=False
+        )
+    assert ended.returncode == 1
+    assert b"ended with status 1 at its start" in ended.stderr
+    assert b"File exists" in ended.stderr
 
 
 async def test_a_worker_registers_with_all_processes_and_with_one_that_comes_later(tmp_path: Path) -> None:

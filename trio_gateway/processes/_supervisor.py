@@ -286,12 +286,16 @@ class Supervisor:
 
     async def _serve_broker(self, child: Child, number: int, ours: socket.socket, ready: Any) -> None:
         """Lend to a process; one that says what can not be is ended, for its books are wrong."""
+        process, patience = child.process, BEYOND
         try:
             await self.broker.serve(number, ours, ready)
         except Exception as error:
             self._report_bug("broker", error)
-        if child.process is not None and not self.stopping:
-            child.process.kill()
+            patience = 0.0
+        if process is not None and not self.stopping:
+            with trio.move_on_after(patience):
+                await process.wait()  # it ends by itself, and tells why
+            process.kill()
 
     async def _welcome(self, child: Child, number: int, boot_id: str) -> None:
         """Have a process that is there now know what the others know, and let it serve."""
