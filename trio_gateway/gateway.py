@@ -74,7 +74,7 @@ from .fleet import (
 )
 from .flow import READ_AGAIN, BufferPool, Certificates, ReadLoop
 from .ledger import Books, Ledger, LedgerSettings, Record
-from .lending import Borrower, Place
+from .lending import Borrower, Owners, Place
 from .operations import (
     Callers,
     House,
@@ -155,6 +155,7 @@ class Gateway:
         self.borrower: Final = None if self._control is None else Borrower(self._control)
         self._crowd = None if place is None else place.open_crowd()
         self._abandoned = trio.Event()  # the supervisor is gone
+        self._owners: Owners | None = None
         whole, settings = settings, settings_of(settings, self._part)
         self._started = trio.current_time()
         self._refusal: Problem | None = None
@@ -372,6 +373,8 @@ class Gateway:
             binds = (f"unix:{self._place.admin_path}",)
         self.admin_addresses = await nursery.start(serve_admin, app, binds, self.report_bug)
         await self._open_to_workers(nursery)
+        if self._owners is not None:
+            await nursery.start(self._owners.run)
         if self.borrower is not None:
             await self.borrower.be_ready(boot_id=self.boot_id)
         if self._crowd is not None:
@@ -748,6 +751,9 @@ class Gateway:
             self.rates,
             self.sockets,
         )
+        if self._place is not None:
+            self._owners = Owners(self._place, door.look)
+            door.elsewhere = self._owners.ask
         return HttpServer(
             door,
             self.watch,

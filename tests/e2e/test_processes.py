@@ -67,6 +67,12 @@ class Processes:
         lines = answer.body.decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0].split()[0] == name)
 
+    async def own(self, method: str, request_id: str) -> Answer:
+        """Ask as the owner of a request, on a connection of its own."""
+        with await self.gateway.connect() as client:
+            await client.request(method, f"/v1/requests/{request_id}")
+            return await client.read_to_end()
+
     async def running(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = (await self.read("requests?state=running"))["requests"]
         return found
@@ -288,12 +294,24 @@ async def test_operators_reach_the_process_that_has_a_request_and_all_of_them_fo
             await client.read_events(1)
         rows = await gateway.running()
         assert len(rows) == 8
+        assert {row["process"] for row in rows} == {0, 1}
+        # Its owner finds a request wherever it asks, and nobody else does.
+        (row, *rows) = rows
+        asking = [await gateway.gateway.connect() for _ in range(4)]  # at a time, so at both processes
+        for number, client in enumerate(asking):
+            await client.request("GET", f"/v1/requests/{row['id'] if number < 3 else 'none'}")
+        found = [await client.read_to_end() for client in asking]
+        assert [answer.status for answer in found] == [200, 200, 200, 404]
+        assert {answer.json()["state"] for answer in found[:3]} == {"running"}
+        for client in asking:
+            client.__exit__(None, None, None)
+        assert (await gateway.own("DELETE", row["id"])).json()["outcome"] == "client_cancelled"
         for row in rows:
             result = await gateway.act(f"requests/{row['id']}/cancel")
             assert result["done"]
             assert (await gateway.read(f"requests/{row['id']}"))["request"]["process"] == row["process"]
         for client in clients:
-            assert b"operator_cancelled" in (await client.read_to_end()).body
+            assert b"_cancelled" in (await client.read_to_end()).body
             client.__exit__(None, None, None)
         result = await gateway.act("workers/w1/drain")
         assert result == {"done": True, "before": {"operator": "none"}, "after": {"operator": "drained"}}
@@ -301,7 +319,7 @@ async def test_operators_reach_the_process_that_has_a_request_and_all_of_them_fo
         assert (worker["operator"], worker["slots"], worker["free"]) == ("drained", 8, 0)
         assert {(await gateway.ask()).status for _ in range(10)} == {503}
         await gateway.act("workers/w1/resume")
-        (cancels, *rest) = [each["action"] for each in (await gateway.read("audit"))["audit"]][::-1][7:]
+        (cancels, *rest) = [each["action"] for each in (await gateway.read("audit"))["audit"]][::-1][6:]
         assert (cancels, rest) == ("requests.cancel", ["workers.drain", "workers.resume"])
         audit = await gateway._operate("POST", "/admin/v1/requests/none/cancel", {})
         assert audit.status == 404

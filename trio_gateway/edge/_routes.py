@@ -6,7 +6,7 @@ import re
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -60,7 +60,12 @@ class Door:
         live: the exchanges of the process.
         refusing: the problem that new work is refused with; None: it is welcome.
         sockets: all WebSockets of the process.
+
+    Attributes:
+        elsewhere: asks other processes as `look` answers here; None: there are none.
     """
+
+    elsewhere: Callable[[str, str, bool], Awaitable[dict[str, Any] | None]] | None = None
 
     def __init__(
         self,
@@ -142,7 +147,7 @@ class Door:
             return await self._resume(visit)
         if path.startswith(_REQUESTS) and "/" not in path.removeprefix(_REQUESTS):
             _check_method(head, (*_READABLE, "DELETE"))
-            return await self._reply(visit, 200, self._own_request(visit))
+            return await self._reply(visit, 200, await self._own_request(visit))
         raise Refused(Problem.of("unknown_route", "there is nothing at this path"))
 
     async def _work(self, visit: Visit, operation: Operation) -> bool:
@@ -192,15 +197,24 @@ class Door:
         caller = visit.caller
         return () if caller is None else rate_headers(self._rates.standings(caller.tenant.id, caller.key_id))
 
-    def _own_request(self, visit: Visit) -> dict[str, object]:
+    async def _own_request(self, visit: Visit) -> dict[str, Any]:
         """Tell an owner where its request stands; by DELETE it is cancelled first."""
         head = visit.incoming.head
         tenant = self._authenticate(visit).tenant
-        exchange_id = head.path.removeprefix(_REQUESTS)
-        standing = self._live.standing(exchange_id)
-        if standing is None or standing.tenant != tenant.id:
+        exchange_id, cancel = head.path.removeprefix(_REQUESTS), head.method == "DELETE"
+        found = self.look(exchange_id, tenant.id, cancel)
+        if found is None and self.elsewhere is not None:
+            found = await self.elsewhere(exchange_id, tenant.id, cancel)
+        if found is None:
             raise Refused(Problem.of("request_not_found", "there is no such request, or no longer"))
-        if head.method == "DELETE":
+        return found
+
+    def look(self, exchange_id: str, tenant: str, cancel: bool) -> dict[str, Any] | None:
+        """Answer how a request of a tenant stands, cancelled first if that is asked; None: it is not here."""
+        standing = self._live.standing(exchange_id)
+        if standing is None or standing.tenant != tenant:
+            return None
+        if cancel:
             self._live.end(exchange_id, OWNER)
             standing = self._live.standing(exchange_id) or standing
         return {

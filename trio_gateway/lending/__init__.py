@@ -9,6 +9,7 @@ from ._borrower import Borrower, Listener
 from ._broker import Broker
 from ._crowd import Crowd
 from ._messages import Said, Told
+from ._owners import Owners
 from ._place import Place
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "LendingBook",
     "Listener",
     "Loan",
+    "Owners",
     "Place",
     "Recall",
     "Said",

@@ -72,6 +72,10 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Of the socket for what workers say that register."""
         return str(Path(self.folder) / f"internal-{self.number}.sock")
 
+    def owners_path(self, number: int) -> str:
+        """Of the socket at which a process is asked for requests by their ids."""
+        return str(Path(self.folder) / f"owners-{number}.sock")
+
     @property
     def copy_path(self) -> str:
         """Of the configuration file's text that is in force."""
