@@ -49,7 +49,7 @@ test: environment ## the whole test suite (ARGS="-k words" narrows it)
 # Tests are async to run on Trio's clock, whether they wait or not (ASYNC124).
 # Its rules are about async code, and it takes a third of a second for each file: others are not given to it.
 ASYNC_FILES := grep -rlZwE "async|await|trio|anyio|asyncio" --include="*.py"
-FLAKE8_ASYNC := --startable-in-context-manager=serve_admin,run
+FLAKE8_ASYNC := --startable-in-context-manager=serve_admin,run,slow_way
 
 # The types take one core for longest, so they are looked at beside the rest.
 .PHONY: check
