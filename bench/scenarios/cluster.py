@@ -244,7 +244,7 @@ async def fleet(extra: str = "") -> AsyncIterator[Fleet]:
         async with trio.open_nursery() as nursery:
             listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
             engine_port = listeners[0].socket.getsockname()[1]
-            nursery.start_soon(trio.serve_listeners, engine.handle, listeners)  # noqa: ASYNC113 - its replies are waited for
+            nursery.start_soon(trio.serve_listeners, engine.handle, listeners)  # noqa: ASYNC113 - it listens
             way: int = await nursery.start(store.slow_way)
             cluster = f'[cluster]\nurl = "redis://127.0.0.1:{way}"\nlease = {LEASE}\n'
             tenants = "".join(tenant.toml for tenant in TENANTS) + extra
