@@ -27,7 +27,6 @@ from . import __version__
 from .admin import (
     DASHBOARD_PAGES,
     Access,
-    Actor,
     AdminToken,
     Metrics,
     make_admin_app,
@@ -51,7 +50,7 @@ from .edge import (
     UnplacedBytes,
     open_listeners,
 )
-from .errors import Problem, Refused
+from .errors import Problem
 from .exchange import (
     SHUT_DOWN,
     AttemptParts,
@@ -94,6 +93,7 @@ from .operations import (
     make_keyring,
     make_worker,
     open_audit_table,
+    reload_at_signals,
     routes_of,
     server_limits,
     settings_of,
@@ -361,7 +361,7 @@ class Gateway:
             await self.replica.tried.wait()
         nursery.start_soon(self._operations.trail.run)
         nursery.start_soon(self._operations.auditor.run)
-        nursery.start_soon(self._hear_reloads, reloads)
+        nursery.start_soon(reload_at_signals, reloads, self._operations, self._log)
         if self.borrower is not None:
             nursery.start_soon(self._borrow, self.borrower)
         nursery.start_soon(self.certificates.run, self._note_certificate)
@@ -440,25 +440,6 @@ class Gateway:
         await borrower.run(self.admission)
         self._log.write("error", "supervisor_gone")
         self._abandoned.set()
-
-    async def _hear_reloads(self, signals: AsyncIterator[int]) -> None:
-        """Read the configuration again at each SIGHUP."""
-        actor = Actor("SIGHUP", "operator", "signal")
-        async for _ in signals:
-            try:
-                result = await self._operations.act(actor, "reload", None, {})
-            except Refused as refused:
-                self._log.write("error", "reload_refused", reason=refused.problem.message)
-            else:
-                told = result.after
-                self._log.write(
-                    "info",
-                    "reloaded",
-                    applied=told["applied"],
-                    new_requests=told["new_requests"],
-                    restart=told["restart"],
-                    dropped=told["live_values_dropped"],
-                )
 
     async def shut_down(self, hurry: trio.Event) -> None:
         """Refuse what is new, let what runs finish, end what is left.

@@ -32,6 +32,7 @@ from ._making import (
 from ._operations import Operations
 from ._part import settings_of
 from ._sharing import Sharing
+from ._signals import reload_at_signals, version_of
 from ._statistics import statistics
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "make_keyring",
     "make_worker",
     "open_audit_table",
+    "reload_at_signals",
     "routes_of",
     "server_limits",
     "settings_of",
@@ -63,4 +65,5 @@ __all__ = [
     "statistics",
     "take_callers",
     "upstream_limits",
+    "version_of",
 ]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import trio
 
-from .. import __version__
 from ..admin import Action, Actor, ActResult, RequestFilter, Row, refusal
 from ..config import Settings, Source
 from ..errors import Refused
@@ -23,6 +21,7 @@ from ._house import House
 from ._keys import rotate
 from ._pulse import Pulse
 from ._self_audit import SelfAudit
+from ._signals import version_of
 from ._statistics import statistics
 from ._tasks import TaskTree
 
@@ -116,13 +115,7 @@ class Operations:
 
     def version(self) -> Row:
         """See AdminPort."""
-        return {
-            "version": __version__,
-            "boot_id": self._house.boot_id,
-            "python": platform.python_version(),
-            "trio": trio.__version__,
-            "uptime": round(trio.current_time() - self._house.started, 3),
-        }
+        return version_of(self._house.boot_id, self._house.started)
 
     async def configuration(self) -> Row:
         """See AdminPort."""

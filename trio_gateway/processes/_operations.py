@@ -7,7 +7,6 @@ a process that is started later, before it serves anybody.
 from __future__ import annotations
 
 import itertools
-import platform
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from urllib.parse import quote
 
 import trio
 
-from .. import __version__
 from ..admin import (
     ACTS,
     MOST_ROWS,
@@ -33,7 +31,7 @@ from ..admin import (
 from ..config import ConfigurationError, Settings, Source
 from ..errors import Refused
 from ..lending import Broker
-from ..operations import Trail, in_force
+from ..operations import Trail, in_force, version_of
 from ..telemetry import Log
 from . import _merge
 from ._child import Child, NoAnswer
@@ -232,13 +230,7 @@ class ManyOperations:
 
     def version(self) -> Row:
         """See AdminPort."""
-        return {
-            "version": __version__,
-            "boot_id": self._house.boot_id,
-            "python": platform.python_version(),
-            "trio": trio.__version__,
-            "uptime": round(trio.current_time() - self._house.started, 3),
-        }
+        return version_of(self._house.boot_id, self._house.started)
 
     async def snapshot(self) -> Row:
         """See AdminPort."""

@@ -21,13 +21,13 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from ..admin import DASHBOARD_PAGES, Access, Actor, AdminToken, Metrics, Row, make_admin_app, serve_admin
+from ..admin import DASHBOARD_PAGES, Access, AdminToken, Metrics, Row, make_admin_app, serve_admin
 from ..config import Settings, Source
 from ..edge import open_listeners
 from ..errors import Refused
 from ..flow import READ_AGAIN, Certificates
 from ..lending import Broker, Crowd, Place
-from ..operations import Trail, open_audit_table
+from ..operations import Trail, open_audit_table, reload_at_signals
 from ..telemetry import METRICS_TYPE, Log, render_metrics
 from . import _merge
 from ._child import Child, NoAnswer
@@ -117,7 +117,7 @@ class Supervisor:
             ):
                 async with trio.open_nursery() as nursery:
                     if await self._start(nursery, ends):
-                        nursery.start_soon(self._hear_reloads, reloads)
+                        nursery.start_soon(reload_at_signals, reloads, self.operations, self.log)
                         await anext(ends)
                     await self._stop(ends)
                     nursery.cancel_scope.cancel()
@@ -319,25 +319,6 @@ class Supervisor:
             await trio.sleep(LOOK_EVERY)
 
     # -- changing and stopping
-
-    async def _hear_reloads(self, signals: AsyncIterator[int]) -> None:
-        """Read the configuration again at each SIGHUP."""
-        actor = Actor("SIGHUP", "operator", "signal")
-        async for _ in signals:
-            try:
-                result = await self.operations.act(actor, "reload", None, {})
-            except Refused as refused:
-                self.log.write("error", "reload_refused", reason=refused.problem.message)
-            else:
-                told = result.after
-                self.log.write(
-                    "info",
-                    "reloaded",
-                    applied=told["applied"],
-                    new_requests=told["new_requests"],
-                    restart=told["restart"],
-                    dropped=told["live_values_dropped"],
-                )
 
     async def _stop(self, ends: AsyncIterator[int]) -> None:
         """Have all processes shut down as one does; those that do not are killed."""
