@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -317,6 +317,23 @@ async def test_streams_that_are_always_ready_leave_turns_to_other_tasks(autojump
         assert max(steps.each) == STEPS_A_TURN
 
 
+async def ready_and_slow(
+    streams: Sequence[Stream], clock: MockClock, seconds: float, nursery: trio.Nursery
+) -> None:
+    """Have streams read whose steps take so long, and something to read for each of them."""
+    for stream in streams:
+
+        def step(now: float, step: Callable[[float], bool] = stream.step) -> bool:
+            clock.jump(seconds)
+            return step(now)
+
+        stream.step = step  # type: ignore[method-assign]
+        nursery.start_soon(stream.read)
+    await wait_all_tasks_blocked()
+    for stream in streams:
+        stream.say("a")
+
+
 @pytest.mark.parametrize(("others", "steps"), [(0.0, {3}), (0.002, {5, 10}), (0.03, {10})])
 async def test_a_turn_may_be_as_long_as_that_of_all_others_up_to_a_bound(
     others: float, steps: set[int]
@@ -329,17 +346,7 @@ async def test_a_turn_may_be_as_long_as_that_of_all_others_up_to_a_bound(
             streams = [Stream(loop, poller) for _ in range(40)]
             counted = Steps(streams)
             trio.lowlevel.add_instrument(counted)
-            for stream in streams:
-
-                def step(now: float, step: Callable[[float], bool] = stream.step) -> bool:
-                    clock.jump(0.00041)
-                    return step(now)
-
-                stream.step = step  # type: ignore[method-assign]
-                nursery.start_soon(stream.read)
-            await wait_all_tasks_blocked()
-            for stream in streams:
-                stream.say("a")
+            await ready_and_slow(streams, clock, 0.00041, nursery)
             while not all(stream.taken for stream in streams):
                 clock.jump(others)
                 await trio.lowlevel.checkpoint()
@@ -358,17 +365,7 @@ async def test_a_turn_ends_after_a_millisecond_even_if_few_streams_were_read() -
             slow = [Stream(loop, poller) for _ in range(10)]
             steps = Steps(slow)
             trio.lowlevel.add_instrument(steps)
-            for stream in slow:
-
-                def step(now: float, step: Callable[[float], bool] = stream.step) -> bool:
-                    clock.jump(0.0004)
-                    return step(now)
-
-                stream.step = step  # type: ignore[method-assign]
-                nursery.start_soon(stream.read)
-            await wait_all_tasks_blocked()
-            for stream in slow:
-                stream.say("a")
+            await ready_and_slow(slow, clock, 0.0004, nursery)
             await until(lambda: all(stream.taken for stream in slow))
             trio.lowlevel.remove_instrument(steps)
             return steps.each
