@@ -73,6 +73,7 @@ SETTINGS: Final = (
 )
 KINDS: Final = {"ndjson-worker": "agent"}
 AGENT_PATIENCE: Final = 20.0  # seconds until a worker that was started is listed
+PORT_TRIES: Final = 3  # a port that was free may have been taken when the gateway comes to bind it
 FIRST_TOKEN_KEYS: Final = ("first_byte_timeout_ms", "first_token_timeout_ms")  # one limit here
 
 # Imports the gateway once, and forks an agent for each line of arguments. Their process group is its own.
@@ -166,11 +167,20 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
 
     def start(self, config: dict[str, Any], upstreams: dict[str, str]) -> Any:
         """Start a gateway with this configuration and answer where it listens."""
+        for _ in range(PORT_TRIES - 1):
+            try:
+                return self._start(config, upstreams)
+            except CannotStart:
+                if "Address already in use" not in self.logs():
+                    raise
+        return self._start(config, upstreams)
+
+    def _start(self, config: dict[str, Any], upstreams: dict[str, str]) -> Any:
         self.port, self.admin_port = free_port(), free_port()
         path = Path(self.workdir) / "gateway.toml"
         path.write_text(self._toml(config, upstreams), encoding="utf-8")
         self.spawn([*_command(), "serve", "--config", str(path)])
-        if not upstream_names(config):
+        if not upstream_names(config) and self.launcher is None:
             self._open_launcher()
         self.wait_ready("127.0.0.1", self.port, "/livez")
         self.wait_ready("127.0.0.1", self.admin_port, ADMIN_STATISTICS, headers=ADMIN_HEADERS)
