@@ -20,6 +20,7 @@ from tests.exchange.rig import Running, rigged
 from trio_gateway.cli import app
 from trio_gateway.exchange import OPERATOR, SHUT_DOWN, flight_file
 from trio_gateway.testing import (
+    DONE,
     Chunk,
     CloseFin,
     CloseReset,
@@ -48,6 +49,7 @@ from trio_gateway.testing import (
 
 WORD = chat_chunk({"content": "x" * 900})
 ROLE = chat_chunk({"role": "assistant", "content": ""})
+LAST_WORD_ENDS_IT = (chat_chunk({"content": "z"}, finish="stop"), DONE, EndChunks())
 JSON_HEAD = Head(200, (("content-type", "application/json"), ("transfer-encoding", "chunked")))
 Act = Callable[[Running], Awaitable[object]]
 
@@ -99,6 +101,11 @@ INCIDENTS: dict[str, tuple[tuple[FakeScripting, ...], dict[str, Any], tuple[str,
     "with usage": (
         (chat_stream("a", "b", usage=(3, 30)),),
         {"wants_usage": True},
+        ("completed", "after_content", None),
+    ),
+    "whose last output says why it ended": (
+        ((Head(), ROLE, WORD, *LAST_WORD_ENDS_IT),),
+        {},
         ("completed", "after_content", None),
     ),
     "two choices": ((chat_stream("a", "b", choices=2),), {"n": 2}, ("completed", "after_content", None)),
@@ -239,7 +246,14 @@ PIECES = st.lists(
     max_size=60,
 )
 ENDS = st.sampled_from(
-    [(CloseReset(),), (EndChunks(),), (Hold(),), chat_stream("z")[2:], (error_event("no", code=500),)]
+    [
+        (CloseReset(),),
+        (EndChunks(),),
+        (Hold(),),
+        chat_stream("z")[2:],
+        LAST_WORD_ENDS_IT,
+        (error_event("no", code=500),),
+    ]
 )
 
 

@@ -158,13 +158,19 @@ def _events(attempt: Try) -> Iterator[bytes]:
 
 
 def _kinds(attempt: Try) -> Iterator[str]:
-    """Name what each event was: those without output stand in front and behind."""
+    """Name what each event was: those without output stand in front and behind.
+
+    Where none of a whole answer stands behind, its last output said why it ended, as some engines do.
+    """
     counts = attempt.counts or {"events": 0, "content": 0, "silent": 0}
     content, silent = counts["content"], counts["silent"]
-    yield from ["role"] * (counts["events"] - content - silent)
-    yield from ["content"] * content
     whole = attempt.whole is not None
-    yield from ["finish" if whole else "role"] * silent
+    kinds = ["role"] * (counts["events"] - content - silent)
+    kinds += ["content"] * content
+    kinds += ["finish" if whole else "role"] * silent
+    if whole and not silent and content:
+        kinds[-1] = "last"
+    yield from kinds
     while True:
         yield "content"
 
@@ -177,6 +183,8 @@ def _sized(read: Read, kinds: Iterator[str]) -> Iterator[bytes]:
                 yield _chunk({"role": "assistant"}, size=size, usage=None)
             case "finish":
                 yield _chunk({}, "stop", size=size)
+            case "last":
+                yield _chunk({"content": "x"}, "stop", size=size)
             case _:
                 yield _chunk({"content": "x"}, size=size)
 
