@@ -403,8 +403,28 @@ async def test_a_list_without_any_configured_model_is_told_once(autojump_clock: 
     """The likeliest mistake of a configuration: the engine has another name for it."""
     async with watching(pages={MODELS: listing(*"abcdefg")}) as watched:
         await trio.sleep(70)
-        assert watched.told == [("w1", "it lists a, b, c, d, e, and no model of the configuration")]
+        assert watched.told == [("w1", "it lists a, b, c, d, e, which no model has as its `upstream`")]
         assert watched.chosen() is None
+
+
+async def test_a_list_without_any_configured_model_is_read_again_with_every_probe(
+    autojump_clock: MockClock,
+) -> None:
+    """Its engine is soon started again, with the name that is configured."""
+    async with watching(pages={MODELS: listing("a")}) as watched:
+        await trio.sleep(11)
+        assert watched.engines.times(MODELS) == [0, 5, 10]
+        watched.engines.pages[MODELS] = listing("m1")
+        await trio.sleep(5)
+        assert watched.chosen() is not None
+        await trio.sleep(20)
+        assert watched.engines.times(MODELS) == [15, 30]
+        watched.engines.pages[MODELS] = listing("b")
+        await trio.sleep(30)
+        assert [words for _, words in watched.told] == [
+            "it lists a, which no model has as its `upstream`",
+            "it lists b, which no model has as its `upstream`",
+        ]
 
 
 async def test_where_the_list_is_the_health_page_it_is_read_with_every_probe(

@@ -55,6 +55,7 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
         "breakers",
         "operator",
         "snapshot_age",
+        "models",
     ),
     "endings": ("id", "outcome", "phase", "code", "tenant", "model", "worker", "ended_ago", "duration"),
     "audit": ("at", "actor", "action", "target", "outcome", "before", "after"),

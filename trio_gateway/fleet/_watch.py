@@ -185,9 +185,9 @@ class FleetWatch:
             return
         await self._read_gauges(book, watched)
         if path == MODELS:
-            self._take_models(book, status, body)
-        elif self._list_is_due(watched) or book.snapshot.missing:
-            self._take_models(book, *await self._ask(book, MODELS))
+            self._take_models(book, watched, status, body)
+        elif self._list_is_due(watched) or book.snapshot.missing or watched.useless:
+            self._take_models(book, watched, *await self._ask(book, MODELS))
 
     @staticmethod
     def _list_is_due(watched: _Watched) -> bool:
@@ -225,13 +225,19 @@ class FleetWatch:
             self._troubled(book.worker.id, f"probe: the worker refuses the credential with status {status}")
         watched.refused = status in (401, 403)
 
-    def _take_models(self, book: WorkerBook, status: int | None, body: bytes) -> None:
-        """Take the list; a worker that has none is believed to have whatever is configured."""
+    def _take_models(self, book: WorkerBook, watched: _Watched, status: int | None, body: bytes) -> None:
+        """Take the list; a worker that has none is believed to have whatever is configured.
+
+        One in which no configured model stands is told once, and read again at each probe: whoever put a name
+        right and started the engine again is not kept waiting.
+        """
         names = model_names(body) if status == 200 else None
         if names is not None:
-            if book.models is None and not self._fleet.asks_for_any(names):
+            useless = not self._fleet.asks_for_any(names)
+            if useless and not watched.useless:
                 shown = ", ".join(names[:5]) or "nothing"
-                self._troubled(book.worker.id, f"it lists {shown}, and no model of the configuration")
+                self._troubled(book.worker.id, f"it lists {shown}, which no model has as its `upstream`")
+            watched.useless = useless
             self._fleet.report_models(book, names)
         else:
             book.snapshot = book.snapshot.listed()
@@ -273,6 +279,7 @@ class _Watched:
         self.begun = False
         self.healthy = True
         self.refused = False
+        self.useless = False
         self.list_at = -math.inf
         self.lacks: dict[str, float] = {}  # sources that it has not, and until when that is believed
 
