@@ -88,7 +88,7 @@ _REQUEST: Final = shape(
     buffered_bytes=count("bytes that wait for the client"),
     tokens=_TOKENS,
     door=word("http", "websocket", "responses"),
-    resumable=switch(),
+    resumable=switch("its client may come back to its stream; not told of one that has ended"),
 )
 
 _ENDING: Final = shape(
