@@ -112,3 +112,28 @@ def test_events_of_one_moment_are_no_gap() -> None:
     seen = progress.usual.seen
     progress.progressed("s", last)
     assert progress.usual.seen == seen
+
+
+told = st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 50))
+
+
+@given(st.lists(told, max_size=300))
+def test_streams_stand_still_by_the_newest_of_those_that_are_there(
+    steps: list[tuple[str, int | None]],
+) -> None:
+    progress, last = Progress(), dict[str, int]()
+    for stream, at in steps:
+        if at is None:
+            progress.ended(stream)
+            last.pop(stream, None)
+        else:
+            progress.progressed(stream, at, events=1000)
+            last[stream] = at
+        if math.isfinite(limit := progress.limit):
+            for now in (limit, limit + 25, limit + 50, limit + 51):
+                assert progress.still(now) == (bool(last) and now - max(last.values()) > limit)
+
+
+def test_what_is_remembered_of_streams_does_not_grow_with_what_they_deliver() -> None:
+    progress, _ = flowing(gap=0.1, events=10_000)
+    assert len(progress._newest) < 50

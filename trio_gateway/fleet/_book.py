@@ -24,6 +24,9 @@ DRAINED: Final = "drained"
 EJECTED: Final = "ejected"
 REPORTS_ARE_LATE: Final = 10.0  # seconds
 
+_OWN: Final = Source.OWN
+_HEARTBEAT: Final = Source.HEARTBEAT
+
 
 Portion = Callable[[str, int], int]
 """Answers how many of a worker's slots are this process's, by the worker's id and how many there are."""
@@ -123,7 +126,7 @@ class WorkerBook:
     def free(self) -> int:
         """Slots that nobody counts on, as far as is known."""
         own = self.held + self.draining
-        if self.snapshot.source is Source.HEARTBEAT and not self._settings.lent:
+        if self.snapshot.source is _HEARTBEAT and not self._settings.lent:
             return max(min(self.snapshot.free(self.all_slots, own), self.slots - own), 0)
         # Gauges lag behind what ended since: they say who is busier, not who has room. So do reports where
         # others' requests are counted by who lends, to the last one.
@@ -257,9 +260,9 @@ class WorkerBook:
         """Whether its state lets it take a request; breaker, outage and room are another matter."""
         return (
             self.placeable
+            and slots_for(request, self.worker) <= self.size
             and self.snapshot.takes(request.upstream_model)
             and self.probe.alive(now)
-            and slots_for(request, self.worker) <= self.size
         )
 
     def refuses(self, model: str, now: float) -> bool:
@@ -272,8 +275,10 @@ class WorkerBook:
         if not self.takes(request, now):
             return False
         breaker = self.breakers.get(request.model)
-        outage = self.outages.get(request.model)
-        return (breaker is None or breaker.allows(now)) and (outage is None or outage.open(now))
+        if breaker is not None and not breaker.allows(now):
+            return False
+        outage = self.outages.get(request.model) if self.outages else None
+        return outage is None or outage.open(now)
 
     def candidate(
         self,
@@ -291,19 +296,23 @@ class WorkerBook:
             free: slots that are believed to be free; None: those that are.
         """
         own = self.tokens / usual
-        scraped = self.snapshot.source is Source.SCRAPED
-        stale = self.snapshot.stale(now, self._settings.stale_after)
-        others = 0 if scraped and stale else self.snapshot.others
+        known, worker, slots = self.snapshot, self.worker, slots_for(request, self.worker)
+        age, others, loaded = 0.0, 0, False
+        if known.source is not _OWN:
+            stale_after = self._settings.stale_after
+            age, loaded = known.age(now), known.loaded(now, stale_after)
+            others = 0 if age > stale_after and known.source is Source.SCRAPED else known.others
+        free = self.free if free is None else free
         return Candidate(
-            name=self.worker.id,
-            work=own + others,
-            own=own,
-            room=max(self.size, 1) * self.worker.weight,
-            free=(self.free if free is None else free) // slots_for(request, self.worker),
-            age=self.snapshot.age(now),
-            open=not excluded and self.open(request, now),
-            suspect=self.snapshot.suspect or self.progress.still(now),
-            loaded=self.snapshot.loaded(now, self._settings.stale_after),
+            worker.id,
+            own + others,
+            own,
+            max(self.size, 1) * worker.weight,
+            free if slots == 1 else free // slots,
+            age,
+            not excluded and self.open(request, now),
+            known.suspect or self.progress.still(now),
+            loaded,
         )
 
 

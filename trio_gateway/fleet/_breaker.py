@@ -35,6 +35,9 @@ class BreakerState(enum.Enum):
     FORCED = "forced"  # nothing, until an operator resets it
 
 
+_CLOSED: Final = BreakerState.CLOSED
+
+
 class Step(enum.Enum):
     """What moves a breaker."""
 
@@ -129,10 +132,14 @@ class Breaker:
 
     def allows(self, now: float) -> bool:
         """Whether an exchange may be placed now."""
+        if self._state is _CLOSED:  # as nearly always
+            return True
         return self.state(now) in (BreakerState.CLOSED, BreakerState.HALF_OPEN)
 
     def refuses(self, now: float) -> bool:
         """Whether nothing can be placed until a time has passed or somebody acts; in a trial others wait."""
+        if self._state is _CLOSED:
+            return False
         return self.state(now) in (BreakerState.OPEN, BreakerState.PROBING, BreakerState.FORCED)
 
     def remaining(self, now: float) -> float:

@@ -49,7 +49,7 @@ _DIGITS: Final = 9  # loads that differ by less are equal: sums of floats are no
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: it would cost three times as much, and a request makes dozens
 class Candidate:
     """One worker, as a choice sees it. Work is counted in requests of usual size.
 
@@ -102,7 +102,9 @@ def choose(
         oldest: seconds; only workers of which something newer is known. For the last attempt
             of an exchange that was rejected before: better wait for news than be rejected again.
     """
-    eligible = [each for each in filtered(candidates, need) if each.age <= oldest]
+    eligible = filtered(candidates, need)
+    if oldest < math.inf:
+        eligible = [each for each in eligible if each.age <= oldest]
     if len(eligible) < 2:
         return eligible[0] if eligible else None
     if keys and (home := _at_home(candidates, eligible, keys, size)) is not None:
@@ -113,7 +115,8 @@ def choose(
 def filtered(candidates: Sequence[Candidate], need: int) -> list[Candidate]:
     """Answer those that can take a request of ``need`` slots, suspect ones only if there is no other."""
     able = [each for each in candidates if each.open and each.free >= need]
-    return [each for each in able if not each.suspect] or able
+    sound = [each for each in able if not each.suspect]
+    return sound or able
 
 
 def drawn(items: Sequence[T], count: int, dice: Callable[[], float]) -> list[T]:
@@ -150,8 +153,8 @@ def _looked_at(eligible: Sequence[Candidate], dice: Callable[[], float]) -> Sequ
 
 def looks(eligible: Sequence[Candidate]) -> int:
     """Answer how many workers are looked at: the share of the known work that is ours, of them all."""
-    work = sum(each.work for each in eligible)
-    own = sum(each.own for each in eligible)
+    work = sum([each.work for each in eligible])
+    own = sum([each.own for each in eligible])
     if own >= work:
         return len(eligible)
     return max(FEWEST, math.ceil(len(eligible) * own / work))

@@ -7,6 +7,7 @@ learnt, and much longer silence of all its streams makes it suspect.
 
 from __future__ import annotations
 
+import heapq
 import math
 from typing import Final
 
@@ -17,6 +18,7 @@ SHORTEST: Final = (
 ENOUGH: Final = 32  # gaps before a worker's pace is known
 _STEP: Final = 1 / 32  # weight of the newest gap
 _REACH: Final = 1.0  # by how much of the log one gap can pull: a hang must not become usual
+_SPARE: Final = 16  # entries that are not true any more, besides as many as there are streams
 _SPREAD: Final = 3.0  # mean deviations above the mean up to which a gap is usual: about 99 of 100
 
 
@@ -63,17 +65,26 @@ class Progress:
     def __init__(self) -> None:
         self.usual = UsualGap()
         self._last: dict[str, float] = {}
+        # The same, newest first, with what is not true any more: so nobody looks at all to find the newest.
+        self._newest: list[tuple[float, str]] = []
 
     def progressed(self, stream: str, now: float, events: int = 1) -> None:
         """A stream delivered ``events`` since it was last told of, the last of them now; or it began."""
         before = self._last.get(stream)
         self._last[stream] = now
+        if len(self._newest) > 2 * len(self._last) + _SPARE:
+            self._newest = [(-at, name) for name, at in self._last.items()]
+            heapq.heapify(self._newest)
+        else:
+            heapq.heappush(self._newest, (-now, stream))
         if before is not None and now > before:
             self.usual.learn((now - before) / events)
 
     def ended(self, stream: str) -> None:
         """A stream is over, or is not read for a while since its reader is slow. It may progress again."""
         self._last.pop(stream, None)
+        if not self._last:
+            self._newest.clear()
 
     @property
     def limit(self) -> float:
@@ -82,4 +93,8 @@ class Progress:
 
     def still(self, now: float) -> bool:
         """Whether there are streams, and none of them made progress for longer than `limit`."""
-        return bool(self._last) and now - max(self._last.values()) > self.limit
+        if not self._last:
+            return False
+        while self._last.get((top := self._newest[0])[1]) != -top[0]:
+            heapq.heappop(self._newest)
+        return now + top[0] > self.limit

@@ -87,6 +87,7 @@ class Fleet:
         self._reported: set[str] = set()
         self._known: dict[str, float] = {}  # until when a reported name is known
         self._serving: dict[str, list[WorkerBook]] = {}
+        self._called: dict[str, list[WorkerBook]] = {}  # by id and by label, in order
         self._fields: dict[str, frozenset[str]] = {}
         self._pools: dict[str, str] = {}
         self._pool_books: dict[str, list[WorkerBook]] = {}
@@ -233,6 +234,7 @@ class Fleet:
     def _see_to_names(self) -> None:
         """Bring the public names up to date with what workers report."""
         self._serving.clear()
+        self._called.clear()
         self._fields.clear()
         self._pools.clear()
         if self._reported_only:
@@ -272,12 +274,11 @@ class Fleet:
     def _find_serving(self, route: Route) -> list[WorkerBook]:
         if route.workers is None:
             return [book for book in self.books.values() if book.reports(route.upstream)]
-        named = {
-            book.worker.id: book
-            for name in route.workers
-            for book in self.books.values()
-            if name == book.worker.id or name in book.worker.labels
-        }
+        if not self._called:
+            for book in self.books.values():
+                for name in {book.worker.id, *book.worker.labels}:
+                    self._called.setdefault(name, []).append(book)
+        named = {book.worker.id: book for name in route.workers for book in self._called.get(name, ())}
         return list(named.values())
 
     def pool_of(self, model: str) -> str:
@@ -520,20 +521,16 @@ class Fleet:
 
         None: none is left to try. One that is spared for its faults is none.
         """
-        now = self._now()
-        times = [
-            self._opens_at(book, request.model) or 0.0
-            for book in self.serving(request.model)
-            if book.worker.id not in without
-            and book.takes(request, now)
-            and not book.refuses(request.model, now)
-        ]
-        return min(times, default=None)
-
-    @staticmethod
-    def _opens_at(book: WorkerBook, model: str) -> float | None:
-        outage = book.outages.get(model)
-        return None if outage is None else outage.opens_at()
+        now, model, first = self._now(), request.model, None
+        for book in self.serving(model):
+            if book.worker.id in without or not book.takes(request, now) or book.refuses(model, now):
+                continue
+            outage = book.outages.get(model)
+            at = 0.0 if outage is None else outage.opens_at() or 0.0
+            if not at:
+                return at  # as nearly always of the first: others need not be looked at
+            first = at if first is None else min(first, at)
+        return first
 
     def obstacle(self, request: InternalRequest) -> Problem:
         """Say why no worker can be tried for a request now, or ever."""
