@@ -34,7 +34,7 @@ class Hangup:
         self._watch = watch
         self._fd = fd
         self._told: Callable[[], None] | None = None
-        self._lot = trio.lowlevel.ParkingLot()
+        self._lot: trio.lowlevel.ParkingLot | None = None
 
     def __enter__(self) -> Self:
         """Start to watch; the descriptor must stay open until `__exit__`."""
@@ -61,13 +61,18 @@ class Hangup:
         """Wait until the other side sent a FIN, or is gone."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while not (self.fin or self.gone):
-            await self._lot.park()
+            await self._park()
 
     async def wait_gone(self) -> None:
         """Wait until the other side is gone."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self.gone:
-            await self._lot.park()
+            await self._park()
+
+    async def _park(self) -> None:
+        if self._lot is None:
+            self._lot = trio.lowlevel.ParkingLot()
+        await self._lot.park()
 
     def tell(self, events: int) -> None:
         """Take what epoll said."""
@@ -84,7 +89,8 @@ class Hangup:
         told, self._told = self._told, None
         if told is not None:
             told()
-        self._lot.unpark_all()
+        if self._lot is not None:
+            self._lot.unpark_all()
 
 
 class HangupWatch:

@@ -110,7 +110,7 @@ class Delivery:
         self._nursery: trio.Nursery | None = None
         self._untaken = b""  # that could not go to the socket at once
         self.slow = False
-        self._flushed = trio.Event()
+        self._flushed: trio.Event | None = None  # of the writer task, from when it comes to life
         self._silent_since = math.inf
         self._taken = -1
         self._taken_at = 0.0
@@ -242,7 +242,7 @@ class Delivery:
 
     async def finish(self) -> None:
         """Wait until the client's socket accepted all that was handed over. Raises ClientGone."""
-        if self.slow:
+        if self._flushed is not None:
             await self._flushed.wait()
         elif self._client.pending or self._channel.used:
             self._begin_writing()
@@ -273,7 +273,8 @@ class Delivery:
                 break
             else:
                 await self._channel.wait()
-        self._flushed.set()
+        if self._flushed is not None:
+            self._flushed.set()
 
     def _write_through(self, block: bytes, now: float) -> bool:
         """Write what the client takes at once; answers whether that is all."""
@@ -297,6 +298,7 @@ class Delivery:
         if not self.slow:
             assert self._nursery is not None
             self._begin_writing(size)
+            self._flushed = trio.Event()
             self._nursery.start_soon(self._write)
 
     def _begin_writing(self, size: int = 0) -> None:

@@ -253,13 +253,14 @@ class ByteChannel:
         self._cap = cap
         self._pool = pool
         self._joiner = joiner
-        self._blocks: deque[Block] = deque()
+        # Most exchanges never wait for their client: what only that needs is made by then.
+        self._blocks: deque[Block] | tuple[()] = ()
         self._offset = 0  # of the first block, already taken
         self._used = 0
         self._closed = False
         self._poked = False
-        self._room = trio.lowlevel.ParkingLot()
-        self._filled = trio.lowlevel.ParkingLot()
+        self._room: trio.lowlevel.ParkingLot | None = None
+        self._filled: trio.lowlevel.ParkingLot | None = None
 
     @property
     def used(self) -> int:
@@ -298,9 +299,14 @@ class ByteChannel:
         await trio.lowlevel.checkpoint_if_cancelled()
         while self._used and (level := self._used + size) > min(self._cap, self._pool.left):
             if level > self._cap:
-                await self._room.park()
+                await self._room_lot().park()
             else:
-                await self._pool.wait_free(self._room, size, level)
+                await self._pool.wait_free(self._room_lot(), size, level)
+
+    def _room_lot(self) -> trio.lowlevel.ParkingLot:
+        if self._room is None:
+            self._room = trio.lowlevel.ParkingLot()
+        return self._room
 
     def put_nowait(self, block: bytes) -> None:
         """Add a block, as it is, whatever the cap says: a last error event, or an answer already counted."""
@@ -311,7 +317,7 @@ class ByteChannel:
             self._append(block, since)
             self._used += len(block)
             self._pool.take(len(block))
-            self._filled.unpark_all()
+            _wake(self._filled)
 
     def _append(self, block: bytes, since: float) -> None:
         """Put a block behind the others, or what is small to what came just before it.
@@ -324,10 +330,13 @@ class ByteChannel:
             if small and not last.more and since - last.since <= AT_ONCE:
                 self._blocks[-1] = Block(last.data + block, last.since, 0)
                 return
+        if isinstance(self._blocks, tuple):
+            self._blocks = deque()
         self._blocks.append(Block(block, since, 0))
 
     def _join(self, joiner: Joiner, block: bytes, since: float) -> None:
         """Put a block behind what waits, and let it become part of that."""
+        assert not isinstance(self._blocks, tuple)
         last = self._blocks.pop()
         before = len(last.data)
         after = 0
@@ -339,7 +348,7 @@ class ByteChannel:
             self._pool.take(after - before)
         else:
             self._give_back(before - after)
-        self._filled.unpark_all()
+        _wake(self._filled)
 
     def take(self, most: int) -> bytes:
         """Take up to ``most`` bytes: several small blocks, or a part of a big one. ``b""``: none wait."""
@@ -370,7 +379,7 @@ class ByteChannel:
     def keep_begun_event(self) -> None:
         """Drop what waits, but for the rest of an event that was already taken in part."""
         rest = b""
-        if self._offset:
+        if self._blocks and self._offset:
             block = self._blocks[0].data
             end = block.find(b"\n\n", max(self._offset - 1, 0))
             begun = block[self._offset - 2 : self._offset] != b"\n\n"
@@ -380,24 +389,27 @@ class ByteChannel:
 
     def clear(self) -> None:
         """Drop all that waits."""
-        self._blocks.clear()
-        self._offset = 0
-        self._give_back(self._used)
+        if self._blocks:
+            self._blocks.clear()
+            self._offset = 0
+            self._give_back(self._used)
 
     def close(self) -> None:
         """Say that nothing will be added; what waits can still be taken. Idempotent."""
         self._closed = True
-        self._filled.unpark_all()
+        _wake(self._filled)
 
     def poke(self) -> None:
         """Wake the receiver although nothing was added."""
         self._poked = True
-        self._filled.unpark_all()
+        _wake(self._filled)
 
     async def wait(self) -> None:
         """Wait until something can be taken, the channel is closed, or it was poked."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while not (self._blocks or self._closed or self._poked):
+            if self._filled is None:
+                self._filled = trio.lowlevel.ParkingLot()
             await self._filled.park()
         self._poked = False
 
@@ -405,4 +417,9 @@ class ByteChannel:
         self._used -= size
         if size:
             self._pool.give(size)
-            self._room.unpark_all()
+            _wake(self._room)
+
+
+def _wake(lot: trio.lowlevel.ParkingLot | None) -> None:
+    if lot is not None:
+        lot.unpark_all()
