@@ -31,8 +31,16 @@ class Replica:
             have.update(takes)
         return Survey(CAPS, dict(have), dict(self.want), marks=dict(self.marks))
 
+    def kept(self) -> Counter[str]:
+        """What the store counts as had here, and nobody uses."""
+        kept = Counter(self.member.kept(0.0))
+        for takes in self.running:
+            kept.subtract(takes)
+        return kept
+
     def hear(self, reply: Reply) -> None:
         heard = self.member.hear(reply)
+        self.member.alive_until = LEASE
         for grant in heard.grants:
             want = self.want.get(grant.want)
             if want is None:
@@ -86,6 +94,13 @@ class Turns(RuleBasedStateMachine):
     def one_ends(self, name: str) -> None:
         if self.replicas[name].running:
             self.replicas[name].running.pop(0)
+
+    @rule(name=st.sampled_from(NAMES), worker=st.sampled_from(("w1", "w2")), tenant=st.sampled_from("xy"))
+    def one_is_placed_where_slots_are_kept(self, name: str, worker: str, tenant: str) -> None:
+        replica, takes = self.replicas[name], {worker: 1, **({"tenant:x": 1} if tenant == "x" else {})}
+        kept = replica.kept()
+        if all(kept[resource] >= count for resource, count in takes.items()):
+            replica.running.append(takes)
 
     @rule(name=st.sampled_from(NAMES), mark=st.sampled_from(("frozen:x", "worker:w1")), on=st.booleans())
     def an_operator_speaks(self, name: str, mark: str, on: bool) -> None:
@@ -208,3 +223,25 @@ def test_who_was_never_there_is_not_alone_but_outside() -> None:
     member.lose()
     member.be_alone()
     assert member.standing is Standing.OUTSIDE
+
+
+def test_what_was_given_back_is_kept_until_the_next_turn_unless_somebody_waits_or_the_lease_is_over() -> None:
+    store, one, other = StoreModel(), Member("a", LEASE), Member("b", LEASE)
+    using = Survey({"w1": 2}, {"w1": 2}, {})
+    joined(one, store, using)
+    assert one.kept(0.0) == {}, "it is not known yet how long it counts as alive"
+    one.alive_until = LEASE
+    assert one.kept(0.0) == {"w1": 2}
+    assert one.kept(LEASE) == {}
+    one.turn(Survey({"w1": 2}, {"w1": 1}, {}))
+    assert one.kept(0.0) == {"w1": 1}, "what it is about to tell may be others' before the answer comes"
+    one.lose()
+    assert one.kept(0.0) == {}
+    joined(one, store, using)
+    joined(other, store, Survey({"w1": 2}, {}, {"k": Want(1, any=("w1",))}))
+    joined(one, store, using)
+    assert one.contended
+    assert one.kept(0.0) == {}
+    joined(one, store, using, 2000)  # fenced
+    one.contended = False
+    assert one.kept(0.0) == {}

@@ -93,6 +93,22 @@ async def test_ten_times_overload_never_exceeds_the_slots_and_is_fair_over_all_r
     assert all(replica.refused == 0 for replica in replicas)
 
 
+async def test_a_slot_that_was_given_back_is_used_again_without_a_turn_while_nobody_waits(
+    gate: Gate, engine: Engine
+) -> None:
+    shares = {"a": TenantShare(4, 1000)}
+    one, other = (OneReplica(gate, engine, slots=4, shares=shares) for _ in range(2))
+    async with running(one, other) as nursery:
+        await until(all_shared([one, other]))
+        nursery.start_soon(one.flood, "a", 2, 0.01)
+        await until(lambda: engine.total >= 200)
+        assert one.replica.statistics.granted < 100
+        # Of four slots one replica uses two, and keeps none of them from the other, which wants all.
+        nursery.start_soon(other.flood, "a", 8, 0.01)
+        await until(lambda: other.served["a"] >= 1000)
+        assert engine.most <= 4
+
+
 async def test_a_tenants_concurrency_is_counted_over_all_replicas(gate: Gate, engine: Engine) -> None:
     replicas = [OneReplica(gate, engine, shares={"a": TenantShare(3, 1000)}) for _ in range(3)]
     async with running(*replicas) as nursery:

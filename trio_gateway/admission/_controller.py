@@ -122,6 +122,11 @@ class Slots(Protocol):
     def open_worker(self, request: InternalRequest, without: frozenset[str], worker: str) -> Worker | None:
         """Answer a worker by its id if the request may be placed there, whoever counts its slots."""
 
+    def choose_kept(
+        self, request: InternalRequest, without: frozenset[str], kept: Mapping[str, int]
+    ) -> Worker | None:
+        """Pick the best of all workers, if enough slots are kept there, by its id."""
+
     def obstacle(self, request: InternalRequest) -> Problem:
         """Why no worker can be tried, where `tries_at` says so."""
 
@@ -173,6 +178,11 @@ def _tell_nobody(seconds: float) -> None:
 
 def _ask_nobody(urgent: bool) -> None:
     """Nobody grants."""
+
+
+def _keep_nothing(tenant: str, pool: str, tier: int) -> Mapping[str, int]:
+    """Nothing was granted."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,19 +457,26 @@ class Admission:
         self._heard = 0  # the last question that the lender has answered
         self._unbounded: dict[int, Ticket] = {}  # those that stand in a queue beyond its bounds
         self._ask: Callable[[bool], None] | None = None
+        self._kept: Callable[[str, str, int], Mapping[str, int]] = _keep_nothing
         self._outage: Problem | None = None
         self.parties = 1  # processes that divide tenants' concurrency by number
         slots.changed = self.dispatch
 
     # -- slots that others grant
 
-    def place_by_grants(self, ask: Callable[[bool], None] = _ask_nobody) -> None:
-        """Place only what `grant` says from now on.
+    def place_by_grants(
+        self,
+        ask: Callable[[bool], None] = _ask_nobody,
+        kept: Callable[[str, str, int], Mapping[str, int]] = _keep_nothing,
+    ) -> None:
+        """Place only what `grant` says from now on, or who comes while nobody waits where slots are kept.
 
         Args:
             ask: told that something changed: True: somebody waits who did not before; it must not call back.
+            kept: answers slots, by worker, that were granted, given back, and may be used again at once, by
+                a tenant in a pool and a tier.
         """
-        self._ask, self._outage = ask, None
+        self._ask, self._kept, self._outage = ask, kept, None
         self.dispatch()
 
     def place_freely(self) -> None:
@@ -471,7 +488,7 @@ class Admission:
 
     def place_nothing(self, problem: Problem) -> None:
         """Refuse who comes, and let who waits wait, until something is placed again."""
-        self._ask, self._outage = _ask_nobody, problem
+        self._ask, self._kept, self._outage = _ask_nobody, _keep_nothing, problem
 
     @property
     def outage(self) -> Problem | None:
@@ -529,7 +546,7 @@ class Admission:
             raise Refused(self._no_worker(request))
         limit = min(request.deadline, trio.current_time() + self.limits.max_wait)
         ticket = Ticket(self, request, next(self._numbers), limit)
-        if not self._ahead_of(ticket) and self._place(ticket):
+        if not self._ahead_of(ticket) and (self._place(ticket) or self._place_kept(ticket)):
             return ticket
         try:
             self._check_room(ticket)
@@ -995,6 +1012,18 @@ class Admission:
         if worker is None:
             return False
         self._hold(ticket, worker)
+        return True
+
+    def _place_kept(self, ticket: Ticket) -> bool:
+        """Place at once what was granted before, while nobody waits for it."""
+        if self._ask is None or len(self._queue) or self._is_held_back(ticket.tenant):
+            return False
+        kept = self._kept(ticket.tenant, ticket.pool, ticket.tier)
+        worker = self._slots.choose_kept(ticket.request, ticket.without, kept) if kept else None
+        if worker is None:
+            return False
+        self._hold(ticket, worker)
+        self._ask(False)  # others share what was charged
         return True
 
     def _hold(self, ticket: Ticket, worker: Worker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -59,11 +60,15 @@ class Member:
     Args:
         replica: its name, of this run alone.
         lease: seconds for which the store counts it as alive.
+
+    Attributes:
+        alive_until: on the replica's clock, when the store may have given what this one had to others.
     """
 
     def __init__(self, replica: str, lease: float) -> None:
         self.replica: Final = replica
         self._lease = lease
+        self.alive_until = -math.inf
         self.standing = Standing.OUTSIDE
         self.members: tuple[str, ...] = ()
         self.settling = False
@@ -81,6 +86,7 @@ class Member:
         self._settled: dict[str, float] = {}
         self._rates_before: dict[str, float] = {}  # what was used before it joined
         self._marks: dict[str, str] = {}  # as the store has them
+        self._counted: dict[str, int] = {}  # at least so much the store counts as had here, whatever it heard
         self._sent: Turn | None = None
         self._surveyed = Survey({}, {}, {})
 
@@ -97,6 +103,11 @@ class Member:
             _add(self._settled, name, settled)
         self._seq += 1
         self._surveyed = survey
+        self._counted = {
+            name: least
+            for name, count in self._counted.items()
+            if (least := min(count, survey.have.get(name, 0))) > 0
+        }
         if self._whole:
             self._told_caps, self._told_have, self._told_want = {}, {}, {}
         gone = dict.fromkeys(self._told_have.keys() - survey.have.keys(), 0)
@@ -135,6 +146,18 @@ class Member:
         self._seq += 1
         return Turn(self.replica, self._epoch, self._seq, round(self._lease * 1000), leave=True)
 
+    # -- keeping
+
+    def kept(self, now: float) -> Mapping[str, int]:
+        """How many of each resource the store counts as had here, used or not, until it is told otherwise.
+
+        What was given back since the last turn may be used again without asking, as long as the store does
+        not say that anybody waits for something.
+        """
+        if self.contended or now >= self.alive_until or self.standing is not Standing.SHARED:
+            return {}
+        return self._counted
+
     # -- hearing
 
     def hear(self, reply: Reply) -> Heard:
@@ -143,11 +166,13 @@ class Member:
         assert sent is not None
         if reply.state != "joined":
             self._whole = True
+            self._counted.clear()
             if reply.state == "fenced":
                 self._forget_epoch()
             return Heard()
         self._told_caps, self._told_want = dict(self._surveyed.caps), dict(self._surveyed.want)
         self._told_have = dict(self._surveyed.have)
+        self._counted = dict(self._surveyed.have)
         self._told_served |= sent.served
         self._told_settled |= sent.settled
         self._whole = False
@@ -158,8 +183,9 @@ class Member:
         for grant in grants:
             # The store counts it as had until it hears otherwise: have it told again, used or not.
             self._ack = grant.number
-            for resource in grant.takes:
+            for resource, count in grant.takes.items():
                 self._told_have[resource] = -1
+                self._counted[resource] = self._counted.get(resource, 0) + count
         rates = {}
         for name, until_full in reply.rates.items():
             used, _ = sent.rates[name]
@@ -186,6 +212,7 @@ class Member:
         """No answer came, or too late. What was told may have been taken, or not: the next turn tells all."""
         self._sent = None
         self._whole = True
+        self._counted.clear()
 
     def be_alone(self) -> None:
         """Go on without the store, if it was ever there."""

@@ -165,6 +165,7 @@ class Replica:
                 raise StoreLost("an answer that came after the lease was over")
             before = self.member.standing
             heard = self.member.hear(reply)
+            self.member.alive_until = begun + self._settings.lease
             if reply.state != "joined":
                 continue  # it joins (again) in the next turn
             if before is not Standing.SHARED:

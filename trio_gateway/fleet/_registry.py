@@ -386,6 +386,19 @@ class Fleet:
         chosen = choose(candidates, self._dice, size=tokens_of(request) / usual, keys=keys, oldest=oldest)
         return None if chosen is None else self.books[chosen.name].worker
 
+    def choose_kept(
+        self, request: InternalRequest, without: frozenset[str], kept: Mapping[str, int]
+    ) -> Worker | None:
+        """Pick the best of all workers if enough slots are kept there, by its id; None: they are not."""
+        books = self.serving(request.model)
+        if len(books) == 1:  # nothing is to be chosen
+            (book,) = books
+            found = self.open_worker(request, without, book.worker.id)
+        else:
+            found = self._choose_any(books, request, without)
+        enough = found is not None and slots_for(request, found) <= kept.get(found.id, 0)
+        return found if enough else None
+
     def open_worker(self, request: InternalRequest, without: frozenset[str], worker: str) -> Worker | None:
         """Answer a worker by its id if the request may be placed there, whoever counts its slots."""
         book = self.books.get(worker)
@@ -492,17 +505,24 @@ class Fleet:
             return found
         if not any(book.idle > 0 for book in books):
             return None
+        best = self._choose_any(books, request, without)
+        if best is None:
+            return None
+        return best if self.books[best.id].idle >= slots_for(request, best) else None
+
+    def _choose_any(
+        self, books: Sequence[WorkerBook], request: InternalRequest, without: frozenset[str]
+    ) -> Worker | None:
+        """Choose as if all slots were free."""
         now, usual = self._now(), self._usual or 1.0
+        keys = self._keys(request) if len(books) > 1 else ()
         candidates = [
             book.candidate(request, usual, now, excluded=book.worker.id in without, free=book.size)
             for book in books
         ]
         size, oldest = tokens_of(request) / usual, _oldest_news(request, books)
         best = choose(candidates, self._dice, size=size, keys=keys, oldest=oldest)
-        if best is None:
-            return None
-        book = self.books[best.name]
-        return book.worker if book.idle >= slots_for(request, book.worker) else None
+        return None if best is None else self.books[best.name].worker
 
     def _keys(self, request: InternalRequest) -> tuple[bytes, ...]:
         """What leads the request to a worker; found once, however often it is tried."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import trio
@@ -18,6 +18,8 @@ MOST_AT_ONCE: Final = 32  # wanted for one line at a time
 MOST_LINES: Final = 10_000  # remembered
 FROZEN: Final = "frozen:"
 TOUCHED: Final = "worker:"
+WORKER: Final = "worker:"
+MOST_SLOTS: Final = 2**31  # more than any worker has
 
 
 class Sharing:
@@ -117,6 +119,29 @@ class Sharing:
         frozen = {FROZEN + tenant: "1" for tenant in self._admission.frozen}
         return frozen | {TOUCHED + worker: how for worker, how in self._fleet.touched.items()}
 
+    def kept(self, tenant: str, pool: str, tier: int) -> Mapping[str, int]:
+        """Slots that the store counts as had here and nobody uses, by worker, that are a tenant's to use."""
+        counted = self._member.kept(trio.current_time())
+        if not counted or (most := self._most_kept(counted, tenant, pool, tier)) < 1:
+            return {}
+        return {
+            book.worker.id: min(spare, most)
+            for name, count in counted.items()
+            if name.startswith(WORKER)
+            and (book := self._fleet.books.get(name[len(WORKER) :])) is not None
+            and (spare := count - book.held - book.draining) > 0
+        }
+
+    def _most_kept(self, counted: Mapping[str, int], tenant: str, pool: str, tier: int) -> int:
+        """How many slots more are counted for the tier, if one exchange more is for the tenant."""
+        if self._admission.share_of(tenant).max_concurrency is not None:
+            running = self._admission.running_by_tenant().get(tenant, 0)
+            if counted.get(_tenant(tenant), 0) <= running:
+                return 0
+        if self._most_of(tier) >= 1:
+            return MOST_SLOTS
+        return counted.get(_tier(pool, tier), 0) - self._admission.holding().get((pool, tier), 0)
+
     # -- hearing
 
     def use(self, heard: Heard) -> bool:
@@ -137,7 +162,7 @@ class Sharing:
             return False
         # It was charged at the store; what admission charges now is told besides.
         self._member.charge(_group(line.pool, line.tier), line.tenant, -grant.cost)
-        return self._admission.grant(line, grant.worker.removeprefix("worker:"))
+        return self._admission.grant(line, grant.worker.removeprefix(WORKER))
 
     def _take_mark(self, name: str, value: str) -> None:
         if name.startswith(FROZEN):
@@ -150,7 +175,7 @@ class Sharing:
         """See Local."""
         if standing is Standing.SHARED:
             self._divide(None, 1)
-            self._admission.place_by_grants(poke)
+            self._admission.place_by_grants(poke, self.kept)
         elif standing is Standing.ALONE and self._split:
             me = self._member.replica
             self._divide(lambda worker, slots: share_of(slots, worker, me, members), len(members))
@@ -165,7 +190,7 @@ class Sharing:
 
 
 def _worker(worker_id: str) -> str:
-    return f"worker:{worker_id}"
+    return f"{WORKER}{worker_id}"
 
 
 def _tenant(tenant: str) -> str:
