@@ -155,6 +155,7 @@ class Gateway:
         self.borrower: Final = None if self._control is None else Borrower(self._control)
         self._crowd = None if place is None else place.open_crowd()
         self._abandoned = trio.Event()  # the supervisor is gone
+        self._accepting = trio.CancelScope()
         self._owners: Owners | None = None
         whole, settings = settings, settings_of(settings, self._part)
         self._started = trio.current_time()
@@ -379,9 +380,8 @@ class Gateway:
             await self.borrower.be_ready(boot_id=self.boot_id)
         if self._crowd is not None:
             self._crowd.enter()
-        accept = AcceptLoop(self._permits(), self.server.serve, self._complain, self._crowd)
+        nursery.start_soon(self._accept, listeners, nursery)
         for listener in listeners:
-            nursery.start_soon(accept.run, listener, nursery)
             self.addresses.append(_address_of(listener, "http" if self.tls is None else "https"))
         public, admin, internal = self.addresses, self.admin_addresses, self.internal_addresses
         if self._place is None:
@@ -393,6 +393,14 @@ class Gateway:
         self.cycles.start()
         if self.borrower is not None:
             self.borrower.tell_serving()
+
+    async def _accept(self, listeners: list[trio.SocketListener], nursery: trio.Nursery) -> None:
+        """Accept connections, until this process retires."""
+        accept = AcceptLoop(self._permits(), self.server.serve, self._complain, self._crowd)
+        with self._accepting:
+            async with trio.open_nursery() as accepting:
+                for listener in listeners:
+                    accepting.start_soon(accept.run, listener, nursery)
 
     async def _open_to_workers(self, nursery: trio.Nursery) -> None:
         """Listen for workers that register, if the settings say so."""
@@ -408,11 +416,12 @@ class Gateway:
 
     async def _stopped(self, nursery: trio.Nursery, signals: AsyncIterator[int]) -> None:
         """Wait for a signal, then shut down as the settings say; a second signal skips the waiting."""
-        await self._told_to_end(signals)
+        hurry = trio.Event()
+        if await self._told_to_retire(signals) and await self._retire(signals):
+            hurry.set()
         _exit_for_sure_after(self.settings.shutdown.hard_limit)
         with trio.move_on_after(self.settings.shutdown.hard_limit - FINAL_SECONDS):
             async with trio.open_nursery() as both:
-                hurry = trio.Event()
 
                 async def second_signal() -> None:
                     await self._told_to_end(signals)
@@ -420,8 +429,58 @@ class Gateway:
 
                 both.start_soon(second_signal)
                 await self.shut_down(hurry)
+                if self.borrower is not None:
+                    await self.borrower.tell_last(self.statistics())
                 both.cancel_scope.cancel()
         nursery.cancel_scope.cancel()
+
+    async def _told_to_retire(self, signals: AsyncIterator[int]) -> bool:
+        """Wait until told to retire, or to end; answers whether it is to retire."""
+        retire = True
+        async with trio.open_nursery() as nursery:
+
+            async def until_retired(borrower: Borrower) -> None:
+                await borrower.retired.wait()
+                nursery.cancel_scope.cancel()
+
+            if self.borrower is not None:
+                nursery.start_soon(until_retired, self.borrower)
+            await self._told_to_end(signals)
+            retire = False
+            nursery.cancel_scope.cancel()
+        return retire
+
+    async def _retire(self, signals: AsyncIterator[int]) -> bool:
+        """Serve what was accepted, while other processes accept what comes; False: told to end before.
+
+        Who waits keeps its place. Connections that nobody uses are closed, after a delay in which whoever
+        is about to use one is still served, and told to come on another one.
+        """
+        limits = self.settings.shutdown
+        self._log.write("info", "retiring", running=len(self.live))
+        self._accepting.cancel()
+        if self._crowd is not None and self._place is not None:
+            self._crowd.leave(self._place.number)
+        self.server.retire()
+        self.sockets.go_away(limits.readiness_delay + limits.grace)
+        done = False
+        async with trio.open_nursery() as nursery:
+
+            async def until_told() -> None:
+                await self._told_to_end(signals)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(until_told)
+            with trio.move_on_after(limits.readiness_delay):
+                await self.server.wait_none()
+            self.server.close_idle()
+            with trio.move_on_after(limits.grace):
+                while len(self.live) or self.server.open:
+                    await self.live.wait_none()
+                    await self.server.wait_none()
+            done = True
+            nursery.cancel_scope.cancel()
+        return done
 
     async def _told_to_end(self, signals: AsyncIterator[int]) -> None:
         """Wait for a signal, or the end of the supervisor, which is as good as any number of them."""

@@ -95,7 +95,11 @@ async def test_every_act_of_a_real_gateway_is_done_or_refused_in_its_shape(tmp_p
         "log_level.set": {"level": "warning"},
     }
     targets = {"tenant": "acme", "worker": "w1", "request": "none"}
-    refused = {"requests.cancel": "not_found", "keys.rotate": "not_found"}
+    refused = {
+        "requests.cancel": "not_found",
+        "keys.rotate": "not_found",
+        "processes.replace": "not_possible",
+    }
     async with (
         open_engine() as engine,
         serving(engine, admin=ADMIN, tenants=[tenant("acme", "k")]) as gateway,

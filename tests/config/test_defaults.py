@@ -37,6 +37,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
         "allow_anonymous": False,
         "processes": 1,
         "capacity": "shared",
+        "hang_limit": 10.0,
         "expose_worker": False,
         "cors_origins": (),
     },
@@ -178,6 +179,7 @@ CONTRACT_KEYS = {f"{section}.{key}" for section, keys in CONTRACT.items() for ke
 FURTHER_KEYS = {
     "server.processes",
     "server.capacity",
+    "server.hang_limit",
     "admin.hosts",
     "limits.gone_probe_interval",
     "retry.backoff",

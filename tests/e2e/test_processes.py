@@ -104,9 +104,14 @@ class Processes:
 
 @asynccontextmanager
 async def processes(
-    *engines: ScriptedEngine | str, folder: Path, count: int = 2, capacity: str = "shared", **sections: Any
+    *engines: ScriptedEngine | str,
+    folder: Path,
+    count: int = 2,
+    capacity: str = "shared",
+    hang_limit: float = 10.0,
+    **sections: Any,
 ) -> AsyncIterator[Processes]:
-    server = {"bind": ["127.0.0.1:0"], "processes": count, "capacity": capacity}
+    server = {"bind": ["127.0.0.1:0"], "processes": count, "capacity": capacity, "hang_limit": hang_limit}
     sections = {
         "worker": {"slots": 8, "cancel_grace": GRACE},
         "shutdown": {"readiness_delay": 0, "grace": 10},

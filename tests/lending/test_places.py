@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -88,3 +90,29 @@ def test_who_has_more_is_another_one_for_another_name() -> None:
 @pytest.mark.parametrize("whole", [0, 1, 7])
 def test_one_process_has_the_whole(whole: int) -> None:
     assert WHOLE.share(whole, "w") == whole
+
+
+HANGS = """
+import sys, time
+from trio_gateway.lending import Place, _place
+_place.ORPHAN_LIMIT = 0.1
+Place(0, 2, "shared", (), int(sys.argv[1]), -1, "", "").end_with_supervisor()
+print("hangs", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+def test_a_process_that_hangs_ends_when_its_supervisor_is_gone() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            command = (sys.executable, "-c", HANGS, str(theirs.fileno()))
+            hanging = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdout=subprocess.PIPE)
+        with hanging:
+            assert hanging.stdout is not None
+            assert hanging.stdout.readline() == b"hangs\n"
+            ours.send(b"a word is no end")
+            assert hanging.poll() is None
+            ours.close()
+            assert hanging.wait(10) == 1

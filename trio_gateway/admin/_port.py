@@ -135,6 +135,7 @@ Action = Literal[
     "limits.set",
     "keys.rotate",
     "reload",
+    "processes.replace",
     "log_level.set",
 ]
 

@@ -125,5 +125,6 @@ ACTS: Final = (
     Act("/limits", "limits.set", "SetLimits", "Change limits, all of them or none"),
     Act("/keys/rotate", "keys.rotate", "RotateKey", "Make a new key of the database for an old one"),
     Act("/reload", "reload", "Nothing", "Read the configuration file again"),
+    Act("/processes/replace", "processes.replace", "Nothing", "Replace one process after the other"),
     Act("/log-level", "log_level.set", "LogLevel", "Change what is logged"),
 )

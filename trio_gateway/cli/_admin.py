@@ -293,6 +293,12 @@ def reload(context: typer.Context, as_json: AsJson = False) -> None:
     _act(context, "/reload", as_json)
 
 
+@admin.command("replace-processes")
+def replace_processes(context: typer.Context, as_json: AsJson = False) -> None:
+    """Replace one process after the other by a new one, without losing a request."""
+    _act(context, "/processes/replace", as_json)
+
+
 @admin.command("log-level")
 def log_level(
     context: typer.Context,

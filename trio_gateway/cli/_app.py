@@ -76,6 +76,8 @@ def _options(
 def serve(file: ConfigFile = None, config: ConfigOption = None, overrides: Overrides = None) -> None:
     """Serve clients until SIGTERM or SIGINT."""
     place = Place.read(os.environ)
+    if place is not None:
+        place.end_with_supervisor()
     chosen = choose(file, config)
     source = read_source(chosen, overrides, None if place is None else place.copy_path)
     always = {} if place is None else {"process": place.number}

@@ -186,6 +186,16 @@ class ServerSettings(Section):
             "worker by number.",
         ),
     ] = "shared"
+    hang_limit: Annotated[
+        Duration,
+        about(
+            "seconds",
+            "How long one of several processes may do nothing at all until it is killed, and another one "
+            "takes its place.",
+            ge=0.5,
+            le=3600,
+        ),
+    ] = 10.0
     expose_worker: Annotated[
         bool,
         switch(

@@ -11,7 +11,7 @@ import secrets
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import trio
@@ -281,6 +281,8 @@ class HttpServer:
         self.open = 0
         self.failed_handshakes = 0
         self._idle: set[trio.CancelScope] = set()
+        self._none_open = trio.lowlevel.ParkingLot()
+        self._retired = False
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection; never raises but Cancelled."""
@@ -299,11 +301,26 @@ class HttpServer:
             self._bug("connection", exc)
         finally:
             self.open -= 1
+            if not self.open:
+                self._none_open.unpark_all()
 
     def limit(self, limits: ServerLimits) -> None:
         """Have other bounds: of heads on new connections, of all else from the next request on."""
         self._limits = limits
         self.room.resize(limits.unplaced_bytes)
+
+    def retire(self) -> None:
+        """Have no connection for longer than it is needed: others accept who comes, and are told to.
+
+        Whatever comes on those that are open is served all the same.
+        """
+        self._retired = True
+
+    async def wait_none(self) -> None:
+        """Wait until no connection is open."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while self.open:
+            await self._none_open.park()
 
     def close_idle(self) -> None:
         """End the connections that wait for a request; those that answer go on."""
@@ -363,7 +380,7 @@ class HttpServer:
     async def _wait_for_head(self, connection: Connection, first: bool) -> bytes | None:
         heads = connection.heads
         silence = self._limits.head_timeout if first else self._limits.keep_alive
-        if self._draining():
+        if self._retired or self._draining():
             silence = min(silence, LINGER_SECONDS)
         give_up = trio.current_time() + silence
         while await self._begun(connection, give_up):
@@ -409,6 +426,8 @@ class HttpServer:
     async def _answer(self, connection: Connection, head: RequestHead) -> bool:
         """Answer one request; False: the connection ends here."""
         connection.silent_limit(SILENT_LIMIT)
+        if self._retired:
+            head = replace(head, keep_alive=False)
         incoming = Incoming(head, connection, self._limits, self.room)
         try:
             alive = await self._handler.answer(incoming)

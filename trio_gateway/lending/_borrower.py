@@ -14,6 +14,8 @@ from ._broker import PIECE
 from ._messages import Lines, Said, encode, read_told
 from ._speaker import Speaker
 
+_NOTHING: Final = Said()
+
 
 class Listener(Protocol):
     """Who uses what is lent. All of it is called by the borrower's task, and waits for nothing."""
@@ -36,6 +38,7 @@ class Borrower:
 
     Attributes:
         lent: units by thing, as the lender counts them, too.
+        retired: told to accept nothing more, and to end once all that was accepted is served.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -49,6 +52,7 @@ class Borrower:
         self._may_go = trio.Event()
         self._gone = False
         self.lent: Final = Counter[str]()
+        self.retired: Final = trio.Event()
 
     # -- LenderPort
 
@@ -89,7 +93,7 @@ class Borrower:
     def speak(self) -> None:
         """See LenderPort."""
         said = self._next
-        if said.of or said.back or said.want or said.asks or said.ready is not None:
+        if said != _NOTHING:
             self._next = Said()
             self._speaker.send(encode(said))
 
@@ -111,6 +115,12 @@ class Borrower:
         """Tell that this process serves."""
         self._next.ready = {}
         self.speak()
+
+    async def tell_last(self, counted: dict[str, Any]) -> None:
+        """Tell what this process has counted, before it ends, and wait until that is said."""
+        self._next.last = counted
+        self.speak()
+        await self._speaker.flush()
 
     async def run(self, listener: Listener) -> None:
         """Hear the lender until it is gone."""
@@ -138,6 +148,11 @@ class Borrower:
         told = read_told(line)
         if told.go:
             self._may_go.set()
+        if told.retire:
+            self.retired.set()
+        if told.call:
+            self._next.alive = told.call
+            self.speak()
         self._recalled.difference_update(told.calm)
         self._recalled.update(told.wanted)
         for name, thing, units in told.lent:

@@ -16,19 +16,31 @@ from ._speaker import Speaker
 
 PIECE: Final = 64 * 1024  # bytes that are read at a time
 
+Tell = Callable[[dict[str, Any]], None]
+
+
+_NOTHING: Final = Told()
+
 
 class _Borrower:
-    """One borrower, and what it is told next."""
+    """One borrower, and what it is told next.
+
+    Attributes:
+        speaks: it could serve, so its loop runs and hears.
+        calls, answered: numbers of the last call to it, and of the last that it has answered.
+    """
 
     def __init__(self, number: int, speaker: Speaker) -> None:
         self.number: Final = number
         self.speaker: Final = speaker
         self.next = Told()
         self.calm: dict[str, None] = {}
+        self.speaks = False
+        self.calls = self.answered = 0
 
     def speak(self) -> None:
         """Send what there is to say. That it may keep things can wait until there is something else."""
-        if self.next.lent or self.next.wanted or self.next.heard or self.next.go:
+        if self.next != _NOTHING:
             self.next.calm = list(self.calm)
             self.calm.clear()
             self.speaker.send(encode(self.next))
@@ -48,13 +60,16 @@ class Broker:
         self._borrowers: dict[int, _Borrower] = {}
         self._nap: trio.CancelScope | None = None
 
-    async def serve(self, number: int, sock: socket.socket, ready: Callable[[dict[str, Any]], None]) -> None:
+    async def serve(
+        self, number: int, sock: socket.socket, ready: Tell, last: Tell = lambda counted: None
+    ) -> None:
         """Lend to one borrower until it is gone; then what it had is mourned, and comes free.
 
         Args:
             number: never used before.
             sock: of a pair, not blocking; closed at the end.
             ready: told what a borrower says of itself once it serves.
+            last: told what one has counted that is about to end.
 
         Raises:
             ValueError: it says what can not be.
@@ -66,7 +81,7 @@ class Broker:
                 lines = Lines()
                 while data := await _read(sock):
                     for line in lines.feed(data):
-                        self._hear(borrower, line, ready)
+                        self._hear(borrower, line, ready, last)
                     self._act()
                 nursery.cancel_scope.cancel()
         finally:
@@ -81,6 +96,26 @@ class Broker:
             borrower.next.go = True
             borrower.speak()
 
+    def retire(self, number: int) -> None:
+        """Have a borrower accept nothing more, and end once all that it accepted is served."""
+        if (borrower := self._borrowers.get(number)) is not None:
+            borrower.next.retire = True
+            borrower.speak()
+
+    def call(self, number: int) -> int:
+        """Call a borrower, whose loop answers at once; answers how many calls before have no answer yet.
+
+        One that is still starting hears nothing yet, and is not called.
+        """
+        borrower = self._borrowers.get(number)
+        if borrower is None or not borrower.speaks:
+            return 0
+        silent = borrower.calls - borrower.answered
+        borrower.calls += 1
+        borrower.next.call = borrower.calls
+        borrower.speak()
+        return silent
+
     async def run(self) -> None:
         """Lend what comes free because a grace is over, for ever."""
         while True:
@@ -90,8 +125,9 @@ class Broker:
             self._nap = None
             self._act()
 
-    def _hear(self, borrower: _Borrower, line: bytes, ready: Callable[[dict[str, Any]], None]) -> None:
+    def _hear(self, borrower: _Borrower, line: bytes, ready: Tell, last: Tell) -> None:
         said, number, book = read_said(line), borrower.number, self.book
+        borrower.answered = max(borrower.answered, said.alive)
         for thing, (units, grace) in said.of.items():
             book.describe(number, thing, units, grace)
         for thing, units in said.back.items():
@@ -101,7 +137,10 @@ class Broker:
         if said.asks:
             borrower.next.heard = said.asks
         if said.ready is not None:
+            borrower.speaks = True
             ready(said.ready)
+        if said.last is not None:
+            last(said.last)
 
     def _act(self) -> None:
         """Lend what can be lent, and tell everybody who is concerned."""

@@ -25,6 +25,8 @@ class Said(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
         want: by name: things, units and count; None: not wanted any more.
         asks: number of a question, which is answered when all before was judged; 0: none.
         ready: it could serve, and what operators may want to know of it; empty: it serves.
+        alive: number of the last call that was heard; 0: none.
+        last: what a process has counted that serves no more.
     """
 
     of: dict[str, tuple[int, float]] = {}
@@ -32,6 +34,8 @@ class Said(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     want: dict[str, tuple[tuple[str, ...], int, int] | None] = {}
     asks: int = 0
     ready: dict[str, Any] | None = None
+    alive: int = 0
+    last: dict[str, Any] | None = None
 
 
 class Told(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -43,6 +47,8 @@ class Told(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
         calm: things of which nobody else waits for more.
         heard: number of the last question that is answered; 0: none.
         go: the borrower may begin to serve.
+        call: number of a call, which is answered at once by a process whose loop runs; 0: none.
+        retire: accept nothing more, and end once all that was accepted is served.
     """
 
     lent: list[tuple[str, str, int]] = []
@@ -50,6 +56,8 @@ class Told(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     calm: list[str] = []
     heard: int = 0
     go: bool = False
+    call: int = 0
+    retire: bool = False
 
 
 _ENCODER: Final = msgspec.json.Encoder()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import select
 import socket
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
@@ -17,6 +20,7 @@ from ..units import Part
 from ._crowd import Crowd
 
 VARIABLE: Final = "TRIO_GATEWAY_PLACE"
+ORPHAN_LIMIT: Final = 5.0  # seconds for a process without supervisor to end by itself
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,6 +90,16 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """SHA-256 of the secret, by which the supervisor is known."""
         return hashlib.sha256(self.secret.encode()).digest()
 
+    def end_with_supervisor(self) -> None:
+        """See to it that this process ends when its supervisor has, even if its loop hangs.
+
+        A thread waits for that, at no cost. Who hangs would keep the public sockets, and whoever starts
+        next could not have their addresses.
+        """
+        control = os.dup(self.control)
+        os.set_inheritable(control, False)
+        threading.Thread(target=_end_after, args=(control,), name="supervisor-gone", daemon=True).start()
+
     def open_control(self) -> socket.socket:
         """Take the socket to the supervisor."""
         sock = socket.socket(fileno=self.control)
@@ -114,3 +128,12 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Make a secret for some words, the same in every process."""
         said = msgspec.json.encode([str(word) for word in words])
         return hmac.new(self.secret.encode(), said, hashlib.sha256).hexdigest()[:48]
+
+
+def _end_after(control: int) -> None:
+    """End this process a while after the other end of a socket was closed."""
+    poll = select.poll()
+    poll.register(control, select.POLLRDHUP)
+    poll.poll()
+    time.sleep(ORPHAN_LIMIT)
+    os._exit(1)

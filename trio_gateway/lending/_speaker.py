@@ -19,6 +19,7 @@ class Speaker:
         self._sock = sock
         self._waiting = b""
         self._news = trio.Event()
+        self._said = trio.lowlevel.ParkingLot()
 
     def send(self, data: bytes) -> None:
         """Send; what a peer that is gone does not take is dropped: its end is seen where it is read from."""
@@ -46,3 +47,10 @@ class Speaker:
                 with contextlib.suppress(trio.ClosedResourceError):
                     await trio.lowlevel.wait_writable(self._sock)
                 self._waiting = self._write(self._waiting)
+            self._said.unpark_all()
+
+    async def flush(self) -> None:
+        """Wait until nothing waits to be sent; only while `run` runs."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while self._waiting:
+            await self._said.park()

@@ -72,6 +72,7 @@ class Operations:
             "limits.set": self._set_limits,
             "keys.rotate": self._rotate_key,
             "reload": self._reload,
+            "processes.replace": self._replace_processes,
             "log_level.set": self._set_log_level,
         }
 
@@ -272,6 +273,9 @@ class Operations:
 
     async def _reload(self, target: str, arguments: Mapping[str, Any]) -> ActResult:
         return await self.configured.reload()
+
+    async def _replace_processes(self, target: str, arguments: Mapping[str, Any]) -> ActResult:
+        raise refusal("not_possible", "there is one process alone: see server.processes")
 
     async def _set_log_level(self, target: str, arguments: Mapping[str, Any]) -> ActResult:
         level, log = arguments["level"], self._house.log

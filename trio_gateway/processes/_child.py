@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import httpx  # noqa: ASYNC127 - the constraints pin it; httpx2 has the same API
@@ -31,7 +31,8 @@ class Child:
         served: it, or one before it, has served.
         boot_id: of the running process.
         started_at: Trio clock.
-        restarts: times that it was started again.
+        restarts: times that it was started again after it had died.
+        retiring: it is to end, and another one to take its place.
     """
 
     def __init__(self, place: Place) -> None:
@@ -39,10 +40,12 @@ class Child:
         self.process: trio.Process | None = None
         self.borrower = 0
         self.ready = False
+        self.retiring = False
         self.served = trio.Event()
         self.boot_id: str | None = None
         self.started_at = 0.0
         self.restarts = 0
+        self._news = trio.Event()
         self._operators = _client(place.admin_path, {"authorization": f"Bearer {place.secret}"})
         self._workers = _client(place.internal_path, {})
 
@@ -50,6 +53,16 @@ class Child:
     def number(self) -> int:
         """From 0 on."""
         return self.place.number
+
+    def tell(self) -> None:
+        """Wake who waits: something is different."""
+        self._news.set()
+        self._news = trio.Event()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something holds of it."""
+        while not holds():
+            await self._news.wait()
 
     async def read(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
         """Read something of the operators' API.

@@ -79,6 +79,10 @@ class House(Protocol):
         """Whether slots are lent."""
         ...
 
+    def replace(self) -> bool:
+        """Have one process after the other replaced by a new one; False: that is under way."""
+        ...
+
 
 class ManyOperations:
     """See `AdminPort`.
@@ -345,6 +349,8 @@ class ManyOperations:
             return await self._reload()
         if action == "limits.set":
             return await self._set_limits(arguments)
+        if action == "processes.replace":
+            return ActResult(self._house.replace(), None, {"processes": len(self._house.children)})
         path = _path(action, target)
         if action == "keys.rotate":
             return await self._rotate(path, arguments)

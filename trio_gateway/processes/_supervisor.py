@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from ..admin import DASHBOARD_PAGES, Access, AdminToken, Metrics, Row, make_admin_app, serve_admin
+from ..admin import DASHBOARD_PAGES, Access, Actor, AdminToken, Metrics, Row, make_admin_app, serve_admin
 from ..config import Settings, Source
 from ..edge import open_listeners
 from ..errors import Refused
@@ -40,6 +40,8 @@ LONGEST_PAUSE: Final = 30.0  # seconds; doubled for each that did not
 LIVED: Final = 30.0  # seconds after which a process has lived long
 BEYOND: Final = 2.0  # seconds that processes may take beyond their own hard limit
 LOOK_EVERY: Final = 5.0  # seconds; what was counted since is lost with a process that is killed
+MOST_CALLS: Final = 5  # that have no answer; a process that leaves so many hangs
+START_LIMIT: Final = 120.0  # seconds for a process to serve; many that start at once share the processors
 TRAIL_LIMIT: Final = 1.0  # seconds for what operators did to get into the database
 MOST_AGENTS: Final = 1024  # connections of agents at a time
 
@@ -75,6 +77,8 @@ class Supervisor:
         self._command = tuple(command)
         self._latest: dict[int, Row] = {}
         self._numbers = 0
+        self._nursery: trio.Nursery | None = None
+        self._replacing = False
         self._running = 0
         self._all_ended = trio.Event()
         self._listeners: list[trio.SocketListener] = []
@@ -111,13 +115,15 @@ class Supervisor:
             self._listeners = await open_listeners(tuple(map(str, self.settings.server.bind)))
             self.children = [Child(self._place(number)) for number in range(self.settings.processes)]
             with (
-                _ignoring_afterwards(*ENDS, signal.SIGHUP),
+                _ignoring_afterwards(*ENDS, signal.SIGHUP, signal.SIGUSR2),
                 trio.open_signal_receiver(*ENDS) as ends,
                 trio.open_signal_receiver(signal.SIGHUP) as reloads,
+                trio.open_signal_receiver(signal.SIGUSR2) as replacements,
             ):
                 async with trio.open_nursery() as nursery:
                     if await self._start(nursery, ends):
                         nursery.start_soon(reload_at_signals, reloads, self.operations, self.log)
+                        nursery.start_soon(self._replace_at_signals, replacements)
                         await anext(ends)
                     await self._stop(ends)
                     nursery.cancel_scope.cancel()
@@ -144,6 +150,7 @@ class Supervisor:
 
     async def _start(self, nursery: trio.Nursery, ends: AsyncIterator[int]) -> bool:
         """Start all processes, and the doors to them; False: told to end meanwhile."""
+        self._nursery = nursery
         nursery.start_soon(self.broker.run)
         nursery.start_soon(self._certificates.run, self._note_certificate)
         nursery.start_soon(self.operations.trail.run)
@@ -223,11 +230,16 @@ class Supervisor:
                     return
                 if not child.served.is_set():
                     raise ProcessEnded(f"process {child.number} ended with status {status} at its start")
+                if child.retiring:
+                    child.retiring = False
+                    self.log.write("info", "process_retired", process=child.number, status=status)
+                    continue
                 pause = FIRST_PAUSE if lived >= LIVED else pause
                 self.log.write("error", "process_ended", process=child.number, status=status, again_in=pause)
                 await trio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
                 child.restarts += 1
+                child.tell()
         finally:
             with trio.move_on_after(1, shield=True):
                 await child.close()
@@ -240,6 +252,7 @@ class Supervisor:
         ours, theirs = socket.socketpair()
         self._numbers += 1
         child.borrower = number = self._numbers
+        child.tell()
         child.started_at = trio.current_time()
         try:
             with theirs:
@@ -266,8 +279,10 @@ class Supervisor:
                     else:
                         child.ready = True
                         child.served.set()
+                        child.tell()
 
                 nursery.start_soon(self._serve_broker, child, number, ours, ready)
+                nursery.start_soon(self._watch, child, number, process)
                 status = await process.wait()
                 child.ready = False
                 nursery.cancel_scope.cancel()
@@ -288,7 +303,7 @@ class Supervisor:
         """Lend to a process; one that says what can not be is ended, for its books are wrong."""
         process, patience = child.process, BEYOND
         try:
-            await self.broker.serve(number, ours, ready)
+            await self.broker.serve(number, ours, ready, lambda last: self._take_last(child, last))
         except Exception as error:
             self._report_bug("broker", error)
             patience = 0.0
@@ -296,6 +311,28 @@ class Supervisor:
             with trio.move_on_after(patience):
                 await process.wait()  # it ends by itself, and tells why
             process.kill()
+
+    def _take_last(self, child: Child, counted: Row) -> None:
+        self._latest[child.number] = counted
+        self._bury(child)
+        child.ready = False  # there is nothing more to ask it, nor to count
+
+    async def _watch(self, child: Child, number: int, process: trio.Process) -> None:
+        """Kill a process whose loop does not answer any more, or that does not begin to serve.
+
+        Only calls count, so nobody is thought to hang while the whole machine stood still.
+        """
+        begun, every = trio.current_time(), self.settings.server.hang_limit / MOST_CALLS
+        while True:
+            await trio.sleep(every)
+            silent = self.broker.call(number)
+            late = child.boot_id is None and trio.current_time() - begun > START_LIMIT
+            if self.stopping or child.retiring:
+                continue  # how long that takes has a limit of its own
+            if silent >= MOST_CALLS or late:
+                self.log.write("error", "process_hangs", process=child.number, pid=process.pid)
+                process.kill()
+                return
 
     async def _welcome(self, child: Child, number: int, boot_id: str) -> None:
         """Have a process that is there now know what the others know, and let it serve."""
@@ -315,10 +352,65 @@ class Supervisor:
             for child in self.children:
                 if child.ready:
                     with contextlib.suppress(NoAnswer, Refused):
-                        self._latest[child.number] = await child.read("/statistics")
+                        found = await child.read("/statistics")
+                        if child.ready:
+                            self._latest[child.number] = found
             await trio.sleep(LOOK_EVERY)
 
     # -- changing and stopping
+
+    def replace(self) -> bool:
+        """Have one process after the other replaced by a new one; False: that is under way."""
+        if self._replacing or self._nursery is None:
+            return False
+        self._replacing = True
+        self._nursery.start_soon(self._replace_all)
+        return True
+
+    async def _replace_at_signals(self, signals: AsyncIterator[int]) -> None:
+        actor = Actor("SIGUSR2", "operator", "signal")
+        async for _ in signals:
+            with contextlib.suppress(Refused):
+                await self.operations.act(actor, "processes.replace", None, {})
+
+    async def _replace_all(self) -> None:
+        self.log.write("info", "replacing", processes=len(self.children))
+        try:
+            for child in self.children:
+                if not await self._replace(child):
+                    self.log.write("error", "replacing_stopped", process=child.number)
+                    return
+            self.log.write("info", "replaced", processes=len(self.children))
+        finally:
+            self._replacing = False
+
+    async def _replace(self, child: Child) -> bool:
+        """Replace a process that serves; False: there is no new one that serves.
+
+        The old one is told to retire: until it ends it has its number, and what belongs to that. The others
+        accept what comes meanwhile.
+        """
+        old, restarts = child.borrower, child.restarts
+        with trio.move_on_after(START_LIMIT):
+            await child.until(lambda: child.ready)
+        process = child.process
+        if not child.ready or process is None:
+            return False
+        if child.restarts != restarts:
+            return True  # it died, and is a new one already
+        child.retiring = True
+        self.broker.retire(old)
+        with trio.move_on_after(self.settings.shutdown.hard_limit + BEYOND) as patience:
+            await child.until(lambda: child.borrower != old)
+        if patience.cancelled_caught:
+            process.kill()
+
+        def serves() -> bool:
+            return child.borrower != old and child.ready and child.restarts == restarts
+
+        with trio.move_on_after(START_LIMIT):
+            await child.until(lambda: serves() or child.restarts != restarts)
+        return serves()
 
     async def _stop(self, ends: AsyncIterator[int]) -> None:
         """Have all processes shut down as one does; those that do not are killed."""

@@ -1,0 +1,94 @@
+"""The supervisor calls its processes: whoever runs answers, is let go, told to retire, and tells the last."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from trio_gateway.lending import Borrower, Broker
+
+NUMBER = 7
+
+
+class Nobody:
+    """A process that uses nothing of what is lent."""
+
+    def lent(self, thing: str, units: int) -> None:
+        """See Listener."""
+
+    def recall(self, thing: str) -> None:
+        """See Listener."""
+
+    def judged(self, heard: int) -> None:
+        """See Listener."""
+
+
+class Line:
+    """A lender, one borrower, and what the lender was told of it."""
+
+    def __init__(self, broker: Broker, borrower: Borrower) -> None:
+        self.broker = broker
+        self.borrower = borrower
+        self.ready: list[dict[str, Any]] = []
+        self.last: list[dict[str, Any]] = []
+
+
+@asynccontextmanager
+async def line() -> AsyncIterator[Line]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        made = Line(Broker(), Borrower(theirs))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.broker.serve, NUMBER, ours, made.ready.append, made.last.append)
+            yield made
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_process_whose_loop_runs_answers_every_call(autojump_clock: MockClock) -> None:
+    async with line() as made, trio.open_nursery() as nursery:
+        nursery.start_soon(made.borrower.run, Nobody())
+        nursery.start_soon(lambda: made.borrower.be_ready(boot_id="b"))
+        await wait_all_tasks_blocked()
+        assert made.ready == [{"boot_id": "b"}]
+        for _ in range(9):
+            assert made.broker.call(NUMBER) == 0
+            await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+
+async def test_calls_that_nobody_answers_are_counted_and_forgotten_at_the_next_answer(
+    autojump_clock: MockClock,
+) -> None:
+    async with line() as made, trio.open_nursery() as nursery:
+        assert made.broker.call(NUMBER) == 0  # it is still starting
+        nursery.start_soon(lambda: made.borrower.be_ready(boot_id="b"))
+        await wait_all_tasks_blocked()
+        assert [made.broker.call(NUMBER) for _ in range(4)] == [0, 1, 2, 3]
+        nursery.start_soon(made.borrower.run, Nobody())
+        await wait_all_tasks_blocked()
+        assert [made.broker.call(NUMBER), made.broker.call(8)] == [0, 0]
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_is_told_to_retire_tells_at_its_end_what_it_counted_however_much_that_is(
+    autojump_clock: MockClock,
+) -> None:
+    counted = {str(number): "x" * 1000 for number in range(2000)}
+    async with line() as made, trio.open_nursery() as nursery:
+        nursery.start_soon(made.borrower.run, Nobody())
+        await wait_all_tasks_blocked()
+        assert not made.borrower.retired.is_set()
+        made.broker.retire(NUMBER)
+        made.broker.retire(8)  # who is gone can not be told
+        await made.borrower.retired.wait()
+        await made.borrower.tell_last(counted)
+        await wait_all_tasks_blocked()
+        assert made.last == [counted]
+        nursery.cancel_scope.cancel()
