@@ -46,7 +46,7 @@ async def line() -> AsyncIterator[Line]:
         theirs.setblocking(False)
         made = Line(Broker(), Borrower(theirs))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.broker.serve, NUMBER, ours, made.ready.append, made.last.append)
+            nursery.start_soon(made.broker.serve, NUMBER, ours, made.ready.append, made.last.append)  # noqa: ASYNC113 - it waits for others
             yield made
             nursery.cancel_scope.cancel()
 
