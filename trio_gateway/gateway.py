@@ -35,6 +35,7 @@ from .admin import (
 )
 from .admission import Admission
 from .cluster import Member, Replica, ReplicaSettings, StoreAddress, connect
+from .cluster import prepare as prepare_cluster
 from .config import Settings, Source, TenantMerger, certificate_complaint
 from .contract import InternalRequest, Worker
 from .edge import (
@@ -695,6 +696,7 @@ class Gateway:
         cluster = settings.cluster
         if cluster.url is None:
             return None
+        prepare_cluster()
         url = cluster.url
         address = StoreAddress(
             url.host,

@@ -7,7 +7,7 @@ rest of the process is asked and told stands in `Local`.
 from ._member import Heard, Member, Standing, Survey, share_of
 from ._messages import Grant, Reply, Turn, Want, decode_reply, field_of
 from ._replica import Local, Replica, ReplicaSettings, ReplicaStatistics
-from ._store import Connect, Link, StoreAddress, StoreLost, check_installed, connect
+from ._store import Connect, Link, StoreAddress, StoreLost, connect, prepare
 
 __all__ = [
     "Connect",
@@ -26,9 +26,9 @@ __all__ = [
     "Survey",
     "Turn",
     "Want",
-    "check_installed",
     "connect",
     "decode_reply",
     "field_of",
+    "prepare",
     "share_of",
 ]

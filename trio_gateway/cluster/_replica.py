@@ -169,7 +169,7 @@ class Replica:
             if reply.state != "joined":
                 continue  # it joins (again) in the next turn
             if before is not Standing.SHARED:
-                self._note(True, f"{len(reply.members)} replicas")
+                self._note(True, f"replicas: {len(reply.members)}")
                 self._local.stand(self.member.standing, self.member.members, self.poke)
             self.statistics.granted += len(heard.grants)
             if not self._local.use(heard):

@@ -15,8 +15,6 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from ..errors import Problem, Refused
-
 SCRIPT: Final = resources.files(__package__).joinpath("turn.lua").read_text(encoding="utf-8")
 
 
@@ -56,13 +54,9 @@ class Link(Protocol):
 Connect = AbstractAsyncContextManager[Link]
 
 
-def check_installed() -> None:
-    """Raise Refused if what the store needs is not installed."""
-    try:
-        import coredis  # noqa: F401  - only whoever shares needs it
-    except ImportError:
-        message = "cluster.url needs the package coredis: install trio-gateway[cluster]"
-        raise Refused(Problem.of("invalid_value", message)) from None
+def prepare() -> None:
+    """Load what the store needs: half a second in which a loop that serves must not stand still."""
+    import coredis.retry  # noqa: F401  - only whoever shares needs it
 
 
 class _CoredisLink:
