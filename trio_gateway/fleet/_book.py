@@ -12,6 +12,7 @@ from ..contract import InternalRequest, Worker, WorkerStatus
 from ..units import WHOLE, Part
 from ._breaker import Breaker
 from ._choice import Candidate
+from ._circle import place_of
 from ._outage import Outage
 from ._probe_state import ProbeState
 from ._progress import Progress
@@ -81,6 +82,7 @@ class WorkerBook:
         operator: what an operator did to it: `UNTOUCHED`, `DRAINED` or `EJECTED`.
         withheld: why nothing new is placed here, as whoever runs the worker says; None: nothing is said.
         fresh: of slots that were lent, those that came just now, for who waits.
+        place: on the circle of those that keys lead to.
         idle_from: since when it is seen how many of them are idle; None: none is.
         earlier: what it was described as before it was described anew, while leases name that.
     """
@@ -111,6 +113,7 @@ class WorkerBook:
         self.earlier: list[Worker] = []
         self.fresh = 0
         self.idle_from: float | None = None
+        self.place = place_of(worker.id.encode())
         self._least_idle = 0  # since then
         self._running: Counter[str] = Counter()  # attempts here, running or draining, by exchange
         self._ended: dict[str, float] = {}  # exchanges that were, and until when it matters
@@ -176,6 +179,11 @@ class WorkerBook:
     def idle(self) -> int:
         """Slots that it may use now, and does not."""
         return self.slots - self.held - self.draining
+
+    @property
+    def room(self) -> float:
+        """What it can do at once, see `Candidate`."""
+        return max(self.size, 1) * self.worker.weight
 
     def use_lent(self, slots: int) -> None:
         """So many slots of those that were lent are in use from now on."""
@@ -307,7 +315,7 @@ class WorkerBook:
             worker.id,
             own + others,
             own,
-            max(self.size, 1) * worker.weight,
+            self.room,
             free if slots == 1 else free // slots,
             age,
             not excluded and self.open(request, now),

@@ -18,9 +18,11 @@
    would be better still, but where workers tell all gateways at once, everybody would
    follow the news; a half does little harm. docs/decisions/0017 has the figures.)
 
-Of many workers only some are looked at, if no key leads to one: the least loaded of 32 that were drawn is
-nearly that of thousands (and it is better that not everybody takes the same), and all of them would cost
-3 us each.
+Of many workers only some are looked at: the least loaded of 16 that were drawn is nearly that of thousands
+(and it is better that not everybody takes the same), and all of them would cost more than a microsecond each.
+A key then has an order of the workers that stand near it on a `Circle`, and the mean load is that of those
+that were drawn; see `choose_near`. As many are near as are looked at where all are: one worker more than
+that moves hardly a key.
 
 Equal workers are taken in file order.
 """
@@ -29,8 +31,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, TypeVar
 
 from ..contract import RawJson
@@ -39,8 +42,8 @@ BOUND: Final = 1.15  # times the mean load, up to which a worker is taken for it
 LIGHT: Final = 0.25  # share of its slots below which a worker passes nothing on, whatever the mean is
 NEWER: Final = 0.5  # share of the workers, those with the newest readings, that are drawn from
 FEWEST: Final = 2  # workers that are looked at
-MANY: Final = 64  # workers; of more only `LOOKED_AT` are looked at
-LOOKED_AT: Final = 32
+MANY: Final = 32  # workers; of more only `LOOKED_AT` are looked at, and as many are near a key
+LOOKED_AT: Final = 16
 HOMES: Final = 2  # workers that share a key before the next, longer key decides
 
 _DIGITS: Final = 9  # loads that differ by less are equal: sums of floats are not exact
@@ -107,9 +110,39 @@ def choose(
         eligible = [each for each in eligible if each.age <= oldest]
     if len(eligible) < 2:
         return eligible[0] if eligible else None
-    if keys and (home := _at_home(candidates, eligible, keys, size)) is not None:
-        return home
+    if keys:
+        mean = _mean(candidates, size)
+        for key in keys:
+            order = in_order(key, eligible)
+            home = _at_home(order if key is keys[-1] else order[:HOMES], mean, size)
+            if home is not None:
+                return home
     return min(_looked_at(eligible, dice), key=_load)  # the first of equals
+
+
+def choose_near(
+    orders: Sequence[Iterable[Candidate]],
+    drawn: Sequence[Candidate],
+    *,
+    size: float = 1.0,
+    oldest: float = math.inf,
+) -> Candidate | None:
+    """Choose the worker to which keys lead, among many; None: it is to be chosen as without keys.
+
+    Args:
+        orders: for each key, the most widely shared first, those near it in the order in which it
+            prefers them; they are looked at one by one, as far as needed.
+        drawn: some of all workers, whose mean load stands for that of all.
+    """
+    mean = _mean(drawn, size)
+    for number, order in enumerate(orders, 1):
+        eligible = (
+            each for each in order if each.open and each.free > 0 and not each.suspect and each.age <= oldest
+        )
+        home = _at_home(eligible if number == len(orders) else islice(eligible, HOMES), mean, size)
+        if home is not None:
+            return home
+    return None
 
 
 def filtered(candidates: Sequence[Candidate], need: int) -> list[Candidate]:
@@ -163,32 +196,35 @@ def looks(eligible: Sequence[Candidate]) -> int:
 # -- affinity
 
 
-def _at_home(
-    candidates: Sequence[Candidate], eligible: Sequence[Candidate], keys: Sequence[bytes], size: float
-) -> Candidate | None:
-    """Answer the first worker in the order of its keys that is within its bound."""
+def _mean(candidates: Sequence[Candidate], size: float) -> float:
+    """The load of those that are up if they had this request too."""
     up = [each for each in candidates if each.open]
-    mean = (sum(each.work for each in up) + size) / sum(each.room for each in up)
-    for key in keys:
-        order = in_order(key, eligible)
-        for each in order if key is keys[-1] else order[:HOMES]:
-            if not each.loaded and each.work + size <= _most(each, mean, size):
-                return each
+    room = sum([each.room for each in up])
+    return (sum([each.work for each in up]) + size) / room if room else math.inf
+
+
+def _at_home(order: Iterable[Candidate], mean: float, size: float) -> Candidate | None:
+    """Answer the first worker in the order of a key that is within its bound."""
+    for each in order:
+        if not each.loaded and each.work + size <= _most(each, mean, size):
+            return each
     return None
 
 
 def _most(candidate: Candidate, mean: float, size: float) -> float:
     """Work that a worker may come to by affinity: whole requests, so that a small mean is no bound."""
+    if mean == math.inf:  # nobody that was drawn is up
+        return math.inf
     within = size * math.ceil(round(BOUND * mean * candidate.room / size, _DIGITS))
     return max(within, LIGHT * candidate.room)
 
 
 def in_order(key: bytes, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Answer the workers in the order in which a key prefers them."""
-    return sorted(candidates, key=lambda each: _draw(key, each.name) / each.room, reverse=True)
+    return sorted(candidates, key=lambda each: draw(key, each.name) / each.room, reverse=True)
 
 
-def _draw(key: bytes, name: str) -> float:
+def draw(key: bytes, name: str) -> float:
     """A number below 0, always the same for a key and a worker; evenly spread as the log of a die."""
     digest = hashlib.blake2b(name.encode(), key=key[:64], digest_size=8).digest()
     return math.log((int.from_bytes(digest, "big") + 1) / 2**64)

@@ -7,6 +7,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Final
 
 from ..contract import InternalRequest, Rejection, Worker, WorkerStatus
@@ -14,7 +15,19 @@ from ..errors import Problem
 from ..wire import Gauges
 from ._book import UNTOUCHED, FleetSettings, Portion, WorkerBook, slots_for, tokens_of
 from ._breaker import Breaker
-from ._choice import LOOKED_AT, MANY, Candidate, choose, drawn, filtered, prefix_keys, session_keys
+from ._choice import (
+    LOOKED_AT,
+    MANY,
+    Candidate,
+    choose,
+    choose_near,
+    draw,
+    drawn,
+    filtered,
+    prefix_keys,
+    session_keys,
+)
+from ._circle import Circle, place_of
 from ._outage import Outage
 from ._snapshot import Snapshot, Source
 
@@ -91,6 +104,12 @@ class Fleet:
         self._fields: dict[str, frozenset[str]] = {}
         self._pools: dict[str, str] = {}
         self._pool_books: dict[str, list[WorkerBook]] = {}
+        # What follows is kept up to date, so that a request does not look at all workers.
+        self._pool_sizes: dict[str, tuple[int, list[WorkerBook]]] = {}  # slots, and who was taken out
+        self._orders: dict[str, dict[WorkerBook, int]] = {}
+        self._circles: dict[str, Circle[WorkerBook]] = {}
+        self._roomy: dict[WorkerBook, None] = {}  # those with a slot that this process does not use
+        self._gated: dict[WorkerBook, None] = {}  # those that failed or had no room, until that is over
         self.changed: Callable[[], None] = _nothing
         self.asked: Callable[[WorkerBook], None] = _nothing_of
         for worker in workers:
@@ -121,12 +140,14 @@ class Fleet:
             worker, self.settings, self._portion
         )
         book.operator = self._touched.get(worker.id, UNTOUCHED)
+        self._note_room(book)
         return book
 
     def describe(self, worker: Worker) -> None:
         """Describe the worker of this id, which must be there, anew; its place, state and counts stay."""
         book = self.books[worker.id]
         book.describe(worker)
+        self._note_room(book)
         self._of_worker[worker] = book
         self._see_to_names()
         self.changed()
@@ -156,6 +177,7 @@ class Fleet:
         """
         book = self.books[worker_id]
         before, book.operator = book.operator, how
+        self._pool_sizes.clear()
         self._touched.pop(worker_id, None)
         if how != UNTOUCHED:
             self._touched[worker_id] = how
@@ -171,6 +193,7 @@ class Fleet:
             KeyError: there is no such worker.
         """
         self.books[worker_id].withheld = why
+        self._pool_sizes.clear()
         self.changed()
 
     @property
@@ -192,6 +215,8 @@ class Fleet:
         self._portion = portion
         for book in self.books.values():
             book.divide(portion)
+            self._note_room(book)
+        self._pool_sizes.clear()
 
     def remove(self, worker_id: str) -> WorkerBook | None:
         """Place nothing more at a worker; what runs there may finish."""
@@ -199,6 +224,8 @@ class Fleet:
         if book is None:
             return None
         book.removed = True
+        self._roomy.pop(book, None)
+        self._gated.pop(book, None)
         self._forget(book)
         self._see_to_names()
         self.changed()
@@ -235,8 +262,11 @@ class Fleet:
         """Bring the public names up to date with what workers report."""
         self._serving.clear()
         self._called.clear()
+        self._orders.clear()
+        self._circles.clear()
         self._fields.clear()
         self._pools.clear()
+        self._pool_sizes.clear()
         if self._reported_only:
             now = self._now()
             before, self._reported = self._reported, {n for b in self.books.values() for n in b.models or ()}
@@ -310,8 +340,12 @@ class Fleet:
         """Slots of all workers of a pool; of those that were taken out, the ones that are still in use."""
         if not self._pools:
             self._find_pools()
-        books = self._pool_books.get(pool, ())
-        return sum(book.size if book.placeable else book.held for book in books)
+        if (known := self._pool_sizes.get(pool)) is None:
+            books = self._pool_books.get(pool, [])
+            size = sum(book.size for book in books if book.placeable)
+            known = self._pool_sizes[pool] = size, [book for book in books if not book.placeable]
+        size, out = known
+        return size + sum(book.held for book in out)
 
     def pool_members(self, pool: str) -> tuple[list[str], list[WorkerBook]]:
         """Answer the models and the workers of a pool."""
@@ -364,11 +398,77 @@ class Fleet:
             return self._choose_lent(request, without)
         books = self.serving(request.model)
         keys = self._keys(request) if len(books) > 1 else ()
-        if len(books) > MANY and not keys:
-            some = drawn(books, LOOKED_AT, self._dice)
-            if (worker := self._choose_among(some, request, without, ())) is not None:
-                return worker
-        return self._choose_among(books, request, without, keys)
+        if len(books) <= MANY:
+            return self._choose_among(books, request, without, keys)
+        return self._choose_of_many(books, request, without, keys)
+
+    def _choose_of_many(
+        self,
+        books: Sequence[WorkerBook],
+        request: InternalRequest,
+        without: frozenset[str],
+        keys: Sequence[bytes],
+    ) -> Worker | None:
+        """As `_choose_among`, with a look at some; at all that have a slot free only if those are few."""
+        if not self._roomy:
+            return None
+        some = drawn(books, LOOKED_AT, self._dice)
+        if keys and (home := self._choose_near(some, request, without, keys)) is not None:
+            return home
+        if len(self._roomy) > MANY and (found := self._choose_among(some, request, without, ())) is not None:
+            return found
+        serving = self._order_of(request.model)
+        left = sorted((book for book in self._roomy if book in serving), key=serving.__getitem__)
+        return self._choose_among(left, request, without, ())
+
+    def _choose_near(
+        self,
+        some: Sequence[WorkerBook],
+        request: InternalRequest,
+        without: frozenset[str],
+        keys: Sequence[bytes],
+    ) -> Worker | None:
+        """Pick a worker near the keys of a request; some of all tell what is usual."""
+        now, usual = self._now(), self._usual or 1.0
+
+        def shown(book: WorkerBook) -> Candidate:
+            return book.candidate(request, usual, now, excluded=book.worker.id in without)
+
+        circle = self._circle_of(request.model)
+        orders = []
+        for key in keys:
+            near = [
+                (draw(key, book.worker.id) / book.room, book) for book in circle.near(place_of(key), MANY)
+            ]
+            near.sort(key=itemgetter(0), reverse=True)
+            orders.append(shown(book) for _, book in near)
+        home = choose_near(
+            orders,
+            [shown(book) for book in some],
+            size=tokens_of(request) / usual,
+            oldest=_oldest_news(request, some),
+        )
+        return None if home is None else self.books[home.name].worker
+
+    def _order_of(self, model: str) -> dict[WorkerBook, int]:
+        """The workers that serve a model, each with its place in their order."""
+        found = self._orders.get(model)
+        if found is None:
+            found = self._orders[model] = {book: at for at, book in enumerate(self.serving(model))}
+        return found
+
+    def _circle_of(self, model: str) -> Circle[WorkerBook]:
+        found = self._circles.get(model)
+        if found is None:
+            found = self._circles[model] = Circle((book.place, book) for book in self.serving(model))
+        return found
+
+    def _note_room(self, book: WorkerBook) -> None:
+        """Keep in mind whether a worker has a slot that this process does not use."""
+        if book.idle > 0 and not book.removed:
+            self._roomy[book] = None
+        else:
+            self._roomy.pop(book, None)
 
     def _choose_among(
         self,
@@ -460,6 +560,7 @@ class Fleet:
         book.slots += slots
         book.fresh += slots
         self._loose[book] = None
+        self._note_room(book)
         return True
 
     def idle(self, wanted: Collection[str]) -> list[tuple[str, int]]:
@@ -476,6 +577,7 @@ class Fleet:
             if (slots := book.idle if at_once else book.spare(now, KEPT)) > 0:
                 found.append((book.worker.id, slots))
                 book.slots -= slots
+                self._note_room(book)
             if book.idle <= 0:
                 book.idle_from = None
                 del self._loose[book]
@@ -494,6 +596,7 @@ class Fleet:
             return 0
         del self._loose[book]
         idle, book.slots, book.fresh, book.idle_from = book.idle, book.slots - book.idle, 0, None
+        self._note_room(book)
         return idle
 
     def _choose_lent(self, request: InternalRequest, without: frozenset[str]) -> Worker | None:
@@ -575,10 +678,13 @@ class Fleet:
         """When an outage, or a breaker without probes, next lets a trial through; the past tells nothing."""
         now = self._now()
         gates: list[Outage | Breaker] = []
-        for book in self.books.values():
+        for book in tuple(self._gated):
+            breakers = [each for each in book.breakers.values() if each.opens_at() is not None]
+            if not book.outages and not breakers:
+                del self._gated[book]
             gates += book.outages.values()
             if not self.settings.probed:  # else the result of a probe is the moment
-                gates += book.breakers.values()
+                gates += breakers
         return min((at for gate in gates if (at := gate.opens_at()) is not None and at > now), default=None)
 
     def hold(self, request: InternalRequest, worker: Worker) -> int:
@@ -589,6 +695,8 @@ class Fleet:
         book.tokens += tokens
         if self.settings.lent:
             book.use_lent(slots)
+        if book.idle <= 0:
+            self._roomy.pop(book, None)
         book.placed(request.exchange_id)
         self._usual += (tokens - self._usual) * (_RECENT if self._usual else 1.0)
         if (outage := book.outages.get(request.model)) is not None:
@@ -612,6 +720,7 @@ class Fleet:
             self._end_holding(book, request, slots)
         if self.settings.lent:
             self._loose[book] = None
+        self._note_room(book)
         book.let_go(request.exchange_id, self._now())
         self._forget(book)
 
@@ -654,6 +763,7 @@ class Fleet:
     def rejected(self, worker: Worker, request: InternalRequest, rejection: Rejection) -> None:
         """See FleetPort."""
         book, now = self._of_worker[worker], self._now()
+        self._gate(book)
         if rejection.reason != "model_not_loaded":
             outage = book.outages.setdefault(request.model, Outage(self.settings.first_pause))
             outage.rejected(now, rejection.status, rejection.retry_after, rejection.placed_at)
@@ -665,6 +775,11 @@ class Fleet:
         if rejection.reason != "capacity":
             self.asked(book)
         self.changed()
+
+    def _gate(self, book: WorkerBook) -> None:
+        """Something may close it for a while."""
+        if not book.removed:
+            self._gated[book] = None
 
     def reported(self, worker: Worker, status: WorkerStatus) -> None:
         """See FleetPort. Of a worker that was replaced nothing is taken any more, and no older news.
@@ -700,6 +815,7 @@ class Fleet:
     def fault(self, worker: Worker, request: InternalRequest) -> None:
         """See FleetPort."""
         book = self._of_worker[worker]
+        self._gate(book)
         book.faults += 1
         book.snapshot = book.snapshot.faulted()
         book.breaker(request.model).fault(request.exchange_id, self._now())
@@ -765,7 +881,11 @@ class Fleet:
         One with room ends outages whose length the worker did not name.
         """
         book.snapshot = book.snapshot.read(reading)
+        size = book.size
         book.report_slots(reading.slots)
+        if book.size != size:
+            self._note_room(book)
+            self._pool_sizes.clear()
         if book.has_room and reading.state == "ready":
             for model, outage in tuple(book.outages.items()):
                 if reading.taken_at > outage.began:
