@@ -847,7 +847,7 @@ class Gateway:
             exporter=self.exporter,
             part=self._part,
             borrower=self.borrower,
-            shares=self._place is not None and self._place.shares,
+            capacity=None if self._place is None else self._place.capacity,
             replica=self.replica,
         )
 
@@ -939,9 +939,10 @@ def _secret_of(place: Place, asked: Registration) -> str:
 
 def _make_fleet(settings: Settings, certificates: Certificates, place: Place | None) -> Fleet:
     lent = place is not None and place.shares
+    split = place is not None and place.capacity == "split"
     return Fleet(
         [make_worker(worker, certificates) for worker in settings.workers if not worker.many],
         routes_of(settings),
         trio.current_time,
-        fleet_settings(settings, WHOLE if place is None or lent else place.part, lent=lent),
+        fleet_settings(settings, place.part if place is not None and split else WHOLE, lent=lent),
     )

@@ -44,8 +44,8 @@ def test_a_rate_that_can_not_be_split_is_named() -> None:
     assert "tenants.a.requests_per_minute: must be at least server.processes (2)" in complaint
 
 
-def test_a_replica_of_a_cluster_is_one_process() -> None:
+def test_processes_that_are_replicas_of_a_cluster_split_nothing_that_its_store_counts() -> None:
     cluster = '[cluster]\nurl = "redis://127.0.0.1:1"\n'
-    for count in ("2", '"auto"'):
-        (complaint,) = complaints(f"[server]\nprocesses = {count}\n" + cluster)
-        assert "server.processes: must be 1 with cluster.url" in complaint
+    parse_settings(cluster + TWO + TENANT)
+    (complaint,) = complaints(cluster + SPLIT)
+    assert 'server.capacity: must be "shared" with cluster.url' in complaint

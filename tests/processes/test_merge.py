@@ -107,3 +107,25 @@ async def test_what_a_real_gateway_answers_twice_is_twice_as_much_and_of_the_sam
         endings = _merge.endings({0: operations.endings(10), 1: operations.endings(10)}, 1)
         assert len(endings) == 1
         assert not list(complaints({"endings": endings}, SHAPES["Endings"], SHAPES))
+
+
+def test_of_replicas_the_worst_standing_counts_and_turns_are_added_also_those_of_the_dead() -> None:
+    def row(standing: str, replicas: int, turns: int) -> dict[str, Any]:
+        return {
+            "standing": {each: int(each == standing) for each in ("outside", "shared", "alone")},
+            "replicas": [str(number) for number in range(replicas)],
+            "settling": False,
+            "turns": {"joined": turns},
+            "turn_seconds": 0.5,
+            "losses": 1,
+            "granted": turns,
+            "scope": "fleet",
+        }
+
+    shared, alone = row("shared", 2, 3), row("alone", 1, 4)
+    sums = _merge.added([shared, alone, {"turns": {"joined": 5}, "granted": 1}])
+    merged = _merge._cluster(sums, [shared, alone])
+    assert merged["standing"] == {"outside": 0, "shared": 0, "alone": 1}
+    assert _merge._cluster(sums, [shared, row("outside", 0, 0)])["standing"]["outside"] == 1
+    assert merged["replicas"] == ["0", "1"]
+    assert (merged["turns"], merged["granted"], merged["scope"]) == ({"joined": 12}, 8, "fleet")

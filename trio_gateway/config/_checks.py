@@ -112,9 +112,10 @@ def _check_processes(draft: Draft, report: Report) -> None:
     processes = draft.value("server", "processes")
     if processes in (None, 1):
         return
-    if report.document.written(("cluster", "url")):
-        message = "must be 1 with cluster.url: each process would be a replica; run several gateways instead"
-        report.add(("server", "processes"), message)
+    clustered = report.document.written(("cluster", "url"))
+    if clustered and draft.value("server", "capacity") == "split":
+        message = 'must be "shared" with cluster.url: its store grants slots to every process'
+        report.add(("server", "capacity"), message)
     if processes == "auto":
         return
     if draft.value("server", "capacity") == "split":
@@ -125,7 +126,7 @@ def _check_processes(draft: Draft, report: Report) -> None:
                     'worker: leave server.capacity at "shared"'
                 )
                 report.add(("workers", index, "slots"), message)
-    for index, tenant in _tenants(draft):
+    for index, tenant in () if clustered else _tenants(draft):
         owners: list[tuple[Path, Any]] = [(("tenants", index), tenant)]
         owners += [(("tenants", index, "keys", at), key) for at, key in enumerate(tenant.keys)]
         for path, owner in owners:

@@ -29,7 +29,7 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         number: from 0 on; one that is started again has the same.
         of: how many there are.
-        capacity: see the setting of that name.
+        capacity: whether slots are lent by the supervisor, split by number, or granted by a cluster's store.
         listeners: descriptors of the public sockets, which all processes share.
         control: descriptor of the socket to the supervisor; its end is the end of the process.
         crowd: descriptor of the memory in which all count their connections.
@@ -39,7 +39,7 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     number: int
     of: int
-    capacity: Literal["shared", "split"]
+    capacity: Literal["shared", "split", "cluster"]
     listeners: tuple[int, ...]
     control: int
     crowd: int

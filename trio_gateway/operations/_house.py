@@ -36,7 +36,7 @@ class House:
         stopping: why the gateway takes no more work; None: it does.
         part: of all that is split among processes.
         borrower: of whom slots are borrowed that several processes share, and the way to the supervisor.
-        shares: whether slots are borrowed.
+        capacity: how several processes count slots together: see `Place`; None: this is the only one.
     """
 
     boot_id: str
@@ -72,7 +72,7 @@ class House:
     stopping: str | None = None
     part: Part = WHOLE
     borrower: Borrower | None = None
-    shares: bool = False
+    capacity: str | None = None
 
     @property
     def kept_answers(self) -> int:

@@ -159,7 +159,7 @@ def make_callers(
     tenants = merged.tenants
     # Where there was ever a tenant, an empty table locks all out: removing the last must not let all in.
     keyring = make_keyring(tenants, settings, read=stored is not None, used=known.revision > 0)
-    mine = [tenant_of(tenant, part) for tenant in tenants]
+    mine = [tenant_of(tenant, part, settings) for tenant in tenants]
     given = mine or settings.database.url is not None
     shared = mine if given else settings_of(settings, part).serving_tenants()
     callers = Callers(

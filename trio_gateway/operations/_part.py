@@ -9,10 +9,12 @@ from ..units import MiB, Part
 def settings_of(settings: Settings, part: Part) -> Settings:
     """Answer the settings with the limits of one process.
 
-    Where one request alone may need more than a part, it has as much as that.
+    Where one request alone may need more than a part, it has as much as that. Rates that a cluster counts are
+    not split.
     """
     if part.of == 1:
         return settings
+    least = int(settings.cluster.url is not None)  # there a request waits before it is placed
     limits, admission, delivery = settings.limits, settings.admission, settings.delivery
     return settings.model_copy(
         update={
@@ -24,7 +26,7 @@ def settings_of(settings: Settings, part: Part) -> Settings:
             ),
             "admission": admission.model_copy(
                 update={
-                    "max_queued": part.share(admission.max_queued),
+                    "max_queued": max(part.share(admission.max_queued), least),
                     "max_queued_bytes": max(
                         part.share(admission.max_queued_bytes),
                         min(limits.body_bytes, admission.max_queued_bytes),
@@ -41,15 +43,19 @@ def settings_of(settings: Settings, part: Part) -> Settings:
             "database": settings.database.model_copy(
                 update={"journal_bytes": max(part.share(settings.database.journal_bytes), MiB)}
             ),
-            "tenants": tuple(tenant_of(tenant, part) for tenant in settings.tenants),
+            "tenants": tuple(tenant_of(tenant, part, settings) for tenant in settings.tenants),
         }
     )
 
 
-def tenant_of(tenant: TenantSettings, part: Part) -> TenantSettings:
+def tenant_of(tenant: TenantSettings, part: Part, settings: Settings) -> TenantSettings:
     """Answer a tenant with the limits of one process, but for its concurrency and its deadlines."""
     if part.of == 1:
         return tenant
+    if settings.cluster.url is not None:
+        return tenant.model_copy(
+            update={"max_queued": max(part.share(tenant.max_queued, tenant.id), min(tenant.max_queued, 1))}
+        )
     update = {
         "max_queued": part.share(tenant.max_queued, tenant.id),
         "keys": tuple(_key_of(key, part) for key in tenant.keys),

@@ -83,7 +83,7 @@ def _place(house: House) -> dict[str, Any]:
     return {
         "number": house.part.number,
         "of": house.part.of,
-        "capacity": "shared" if house.shares else "split",
+        "capacity": house.capacity,
         "lent": dict(house.borrower.lent),
     }
 

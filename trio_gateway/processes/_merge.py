@@ -15,6 +15,7 @@ Rows = Mapping[int, Any]
 """Answers by the number of the process."""
 
 _SEVERITY: Final = ("closed", "trying", "half_open", "probing", "open", "forced")
+_STANDINGS: Final = ("shared", "outside", "alone")
 MOST_STEPS: Final = 20
 _WORST: Final = ("wait_p50", "wait_p99", "ttfc_p50", "ttfc_p99", "gap_p50", "gap_p99")
 
@@ -186,10 +187,25 @@ def statistics(answers: Rows, shares: bool, ended: Sequence[Row] = ()) -> Row:
     for name in ("ledger", "tenants"):
         found = [row[name] for row in rows if row[name] is not None]
         merged[name] = {**added(found), **_troubles(found)} if found else None
+    replicas = [row["cluster"] for row in rows if row["cluster"] is not None]
+    merged["cluster"] = _cluster(merged["cluster"], replicas) if replicas else None
     if merged["tenants"] is not None:
         merged["tenants"] = {**rows[0]["tenants"], **_troubles([row["tenants"] for row in rows])}
     merged["recent"] = []
     return merged
+
+
+def _cluster(sums: Row, rows: Sequence[Row]) -> Row:
+    """Put the standings of processes together, each of which is a replica: the worst counts."""
+    worst = max(
+        (each for row in rows for each, is_so in row["standing"].items() if is_so), key=_STANDINGS.index
+    )
+    return {
+        **sums,
+        "standing": {each: int(each == worst) for each in rows[0]["standing"]},
+        "replicas": max((row["replicas"] for row in rows), key=len),
+        "settling": any(row["settling"] for row in rows),
+    }
 
 
 def _troubles(rows: Sequence[Row]) -> Row:
@@ -201,7 +217,9 @@ def lasting(row: Row) -> Row:
     kept = ("counts", "times", "arrived", "turned_away", "accepted", "outcomes", "delivery_lag")
     more = ("idle_after_cancel", "failed_handshakes", "log_lines_dropped")
     workers = [{key: each[key] for key in ("id", "attempts", "faults")} for each in row["workers"]]
-    return {**{name: row[name] for name in (*kept, *more)}, "workers": workers}
+    turns = ("turns", "turn_seconds", "losses", "granted")
+    cluster = row["cluster"] and {name: row["cluster"][name] for name in turns}
+    return {**{name: row[name] for name in (*kept, *more)}, "workers": workers, "cluster": cluster}
 
 
 def lasting_together(rows: Sequence[Row]) -> Row:

@@ -75,8 +75,8 @@ class House(Protocol):
     stopping: bool
 
     @property
-    def shares(self) -> bool:
-        """Whether slots are lent."""
+    def capacity(self) -> str:
+        """How processes count slots together; see `Place`."""
         ...
 
     def replace(self) -> bool:
@@ -101,6 +101,11 @@ class ManyOperations:
         self._seen: dict[str, None] = {}
         self._ended = itertools.count(1)
         self._reached = 0
+
+    @property
+    def _whole(self) -> bool:
+        """Whether each process tells all slots of a worker, and not a part."""
+        return self._house.capacity != "split"
 
     # -- asking
 
@@ -165,7 +170,7 @@ class ManyOperations:
         """See AdminPort."""
         house = self._house
         answers = await self._read("statistics")
-        merged = _merge.statistics(answers, house.shares, house.ended)
+        merged = _merge.statistics(answers, self._whole, house.ended)
         merged["boot_id"] = house.boot_id
         merged["uptime"] = round(trio.current_time() - house.started, 3)
         merged["process"] = None
@@ -183,7 +188,7 @@ class ManyOperations:
             }
             for child in house.children
         ]
-        merged["lending"] = house.broker.book.figures() if house.shares else None
+        merged["lending"] = house.broker.book.figures() if house.capacity == "shared" else None
         return merged
 
     async def timeline(self, request_id: str) -> Row:
@@ -201,12 +206,12 @@ class ManyOperations:
 
     async def queues(self) -> Row:
         """See AdminPort."""
-        return _merge.queues(await self._read("queues"), self._house.shares)
+        return _merge.queues(await self._read("queues"), self._whole)
 
     async def workers(self) -> list[Row]:
         """See AdminPort."""
         lists = await self._lists("workers")
-        return [_merge.worker(rows, self._house.shares) for rows in _merge.by_id(lists.values())]
+        return [_merge.worker(rows, self._whole) for rows in _merge.by_id(lists.values())]
 
     async def limits(self) -> Row:
         """See AdminPort."""
@@ -238,7 +243,7 @@ class ManyOperations:
 
     async def snapshot(self) -> Row:
         """See AdminPort."""
-        merged = _merge.snapshot(await self._read("snapshot"), self._house.shares)
+        merged = _merge.snapshot(await self._read("snapshot"), self._whole)
         merged["at"] = round(trio.current_time() - self._house.started, 3)
         merged["stopping"] = merged["stopping"] or self._house.stopping
         return merged
@@ -279,7 +284,7 @@ class ManyOperations:
         answers = await self._read("self_audit")
         equations = [f"process {n}: {each}" for n, answer in answers.items() for each in answer["equations"]]
         leaks = [leak for answer in answers.values() for leak in answer["leaks"]]
-        if self._house.shares:
+        if self._house.capacity == "shared":
             equations += await self._differing_loans()
         ok = all(answer["ok"] for answer in answers.values()) and not equations
         return {"ok": ok, "equations": equations, "leaks": leaks}

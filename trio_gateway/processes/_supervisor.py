@@ -16,7 +16,7 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import trio
@@ -99,9 +99,9 @@ class Supervisor:
         self.children: Sequence[Child] = ()
 
     @property
-    def shares(self) -> bool:
-        """Whether slots are lent."""
-        return self.settings.server.capacity == "shared"
+    def capacity(self) -> Literal["shared", "split", "cluster"]:
+        """How processes count slots together; see `Place`."""
+        return self.settings.server.capacity if self.settings.cluster.url is None else "cluster"
 
     async def run(self) -> None:
         """Serve until shut down.
@@ -140,7 +140,7 @@ class Supervisor:
         return Place(
             number=number,
             of=self.settings.processes,
-            capacity=self.settings.server.capacity,
+            capacity=self.capacity,
             listeners=tuple(listener.socket.fileno() for listener in self._listeners),
             control=-1,
             crowd=self._crowd_descriptor,
