@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from tests.deploy.rendering import MANIFESTS, NAMES, NAMESPACE, manifest, objects, render, values_of
 from tests.docs.pages import column
 from trio_gateway.cli import app
+from trio_gateway.config import parse_settings
 
 yaml = pytest.importorskip("yaml", reason="needs the extra chart: make chart")
 helm_python = pytest.importorskip("helm_python", reason="needs the extra chart: make chart")
@@ -106,6 +107,14 @@ def test_the_gateways_file_passes_check_config(name: str, tls: bool, tmp_path: P
     assert result.exit_code == 0, result.output
     assert "no problems" in result.output
     assert "will refuse" not in result.output
+
+
+@pytest.mark.parametrize("capacity", ["shared", "split"])
+def test_a_pod_has_as_many_processes_as_wanted(capacity: str, tmp_path: Path) -> None:
+    text = found(with_(BARE, processes=4, capacity=capacity), "ConfigMap")["data"]["gateway.toml"]
+    settings = parse_settings(text, folder=tmp_path)
+    assert (settings.server.processes, settings.server.capacity) == (4, capacity)
+    assert "processes" not in found(BARE, "ConfigMap")["data"]["gateway.toml"]
 
 
 def test_what_opens_doors_stands_in_secrets_alone() -> None:
@@ -213,6 +222,8 @@ def test_engines_are_scaled_by_metrics_that_the_gateway_has() -> None:
         (with_(values_of("vllm"), agent={}), "engines need agent.secretName"),
         (with_(values_of("vllm"), prometheus={"url": ""}), "autoscaling of engines needs prometheus.url"),
         (with_(BARE, replica=3), "replica"),
+        (with_(BARE, processes="auto"), "processes"),
+        (with_(BARE, capacity="lent"), "capacity"),
         (with_(BARE, replicas="3"), "replicas"),
         (with_(BARE, admin={"tokens": [{"id": "a", "hash": "plain", "role": "viewer"}]}), "hash"),
         (with_(BARE, engines=[{"name": "a"}]), "engines"),

@@ -34,6 +34,10 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and .Values.engines (not .Values.agent.secretName) }}{{ fail "engines need agent.secretName, a Secret with the key secret, which gateway and agents share" }}{{ end -}}
 [server]
 bind = ["0.0.0.0:8080"]
+{{- if gt (int .Values.processes) 1 }}
+processes = {{ int .Values.processes }}
+capacity = {{ .Values.capacity | quote }}
+{{- end }}
 {{- if .Values.tls.secretName }}
 tls = {certificate = "tls/tls.crt", key = "tls/tls.key"}
 {{- end }}
