@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Final
@@ -237,3 +238,27 @@ async def test_files_are_read_again_when_somebody_says_so(ours: Authority, tmp_p
     await known.refresh(lambda *news: told.append(news), anyway=True)
     assert tls.context is not before
     assert told == [(f"{files['certificate']}, {files['key']}, {ours.ca}", "read again")]
+
+
+async def test_files_on_a_disk_that_is_away_take_no_thread_of_others(
+    ours: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_gateway.flow._tls_files.READ_LIMIT", 0.05)
+    pipe = tmp_path / "pipe.pem"
+    shutil.copy(ours.ca, pipe)
+    known = Certificates()
+    tls = known.get("client", None, None, str(pipe))
+    before, told = tls.context, list[tuple[str, str]]()
+    pipe.unlink()
+    os.mkfifo(pipe)  # whoever opens it waits for somebody who writes
+    for _ in range(2):
+        await known.refresh(lambda *news: told.append(news), anyway=True)
+    assert (tls.context, told) == (before, [])
+    assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+    writer = os.open(pipe, os.O_RDWR)
+    pipe.unlink()
+    shutil.copy(ours.ca, pipe)
+    os.close(writer)
+    monkeypatch.setattr("trio_gateway.flow._tls_files.READ_LIMIT", 10.0)
+    await known.refresh(lambda *news: told.append(news), anyway=True)
+    assert [done for _, done in told] == ["read again"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -254,6 +255,20 @@ async def test_a_410_as_status_has_all_listed_again(
     assert "watch" not in api.asked[2][1]
 
 
+@pytest.mark.parametrize(
+    "refusal", [(504, [], b"{}"), (200, [], b'{"type": "ERROR", "object": {"code": 500}}\n')]
+)
+async def test_a_version_that_is_refused_again_and_again_has_all_listed_again(
+    api: KubernetesServer, tmp_path: Path, refusal: tuple[int, list[tuple[str, str]], bytes]
+) -> None:
+    api.put(make_pod("a"))
+    ahead = {"metadata": {"resourceVersion": "9000"}, "items": []}  # of a server that was set back since
+    api.answers.extend([(200, [], json.dumps(ahead).encode()), *[refusal] * 3])
+    async with Rig(api.url, tmp_path).running() as rig:
+        await until(lambda: rig.ids == ["vllm@a"])
+    assert [asked.get("resourceVersion") for _, asked in api.asked[:5]] == [None, *["9000"] * 3, None]
+
+
 @pytest.mark.parametrize("line", [b"garbage", b'{"type": "ERROR", "object": {"code": 500}}', b"[]"])
 async def test_a_watch_that_talks_nonsense_is_begun_again(
     api: KubernetesServer, tmp_path: Path, line: bytes
@@ -391,6 +406,24 @@ async def test_a_token_that_can_not_be_used_is_told(
         await until(lambda: rig.told != [])
     assert rig.told[0].startswith(f"vllm: its pods can not be followed: {rig.token}: ")
     assert api.asked == []
+
+
+async def test_a_token_on_a_disk_that_is_away_takes_no_thread_of_others(
+    api: KubernetesServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_kubernetes, "READ_LIMIT", 0.05)
+    rig = Rig(api.url, tmp_path)
+    rig.token.unlink()
+    os.mkfifo(rig.token)  # whoever opens it waits for somebody who writes
+    async with rig.running():
+        await until(lambda: rig.told != [])
+        assert rig.told == [f"vllm: its pods can not be followed: {rig.token}: not read within 0.05 s"]
+        assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+        writer = os.open(rig.token, os.O_RDWR)  # noqa: ASYNC230 - both are there
+        rig.token.unlink()
+        rig.token.write_text("secret")
+        os.close(writer)
+        await api.wait_watched()
 
 
 async def test_an_authority_that_can_not_be_read_is_told(tmp_path: Path) -> None:

@@ -220,8 +220,13 @@ def test_slots_are_read_from_the_annotation_or_the_label(text: str, slots: int |
     assert both.slots == 4
 
 
+NO_NAMES = ["", "A", "a/b", "a\nb", "a@b", "\ud800", "ä", "-a", "a" * 254]
+
+
 @pytest.mark.parametrize(
-    "value", [None, [], {}, {"metadata": {"name": "a"}}, {"metadata": {"name": 1, "uid": "u"}}]
+    "value",
+    [None, [], {}, {"metadata": {"name": "a"}}, {"metadata": {"name": 1, "uid": "u"}}]
+    + [{"metadata": {"name": name, "uid": "u"}} for name in NO_NAMES],
 )
 def test_what_is_no_pod_is_none(value: object) -> None:
     assert read_pod(value, KEY) is None

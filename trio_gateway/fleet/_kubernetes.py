@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 import ssl
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import trio
@@ -46,10 +47,15 @@ MOST_LINE: Final = 4 * 1024 * 1024  # bytes; etcd takes objects of 1.5 MiB at mo
 MOST_TOKEN: Final = 64 * 1024
 MOST_WAIT: Final = 60.0  # seconds of a Retry-After that are believed
 MOST_SAID: Final = 200  # characters of why a connection failed
+READ_LIMIT: Final = 5.0  # for a file
+MOST_AT_ONE: Final = 3  # failures in a row at one version, which may be what is wrong: all is listed again
 HINTS: Final = {
     401: " (is the token good?)",
     403: " (may the service account list and watch pods there?)",
 }
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,7 @@ class PodWorkers:
         self._begin = begin
         self._tell = tell
         self._dice = dice
+        self._turns: defaultdict[str, trio.CapacityLimiter] = defaultdict(lambda: trio.CapacityLimiter(1))
 
     async def run(self) -> None:
         """Follow all selectors, for ever."""
@@ -129,11 +136,11 @@ class PodWorkers:
             except _Failed as exc:
                 detail, wait = str(exc), exc.wait
             if follower.lasted() >= SETTLED:
-                follower.failures = 0
+                follower.failures, follower.failed_at = 0, None
             elif not detail:
                 detail = "the watch ended at once"
+            follower.note(detail)
             if detail:
-                follower.failures += 1
                 self._complain(follower, detail)
                 await trio.sleep(max(pause_after(follower.failures, self._dice()), wait))
 
@@ -151,7 +158,7 @@ class PodWorkers:
     async def _round(self, follower: _Follower) -> None:
         """List if need be, then watch until the watch ends."""
         watch = follower.watch
-        namespace = self._access.namespace or await _read_word(self._access.namespace_file)
+        namespace = self._access.namespace or await self._read_word(self._access.namespace_file)
         path = f"/api/v1/namespaces/{namespace}/pods?"
         api = await self._describe_api()
         while watch.version is None:
@@ -247,7 +254,7 @@ class PodWorkers:
         tls = None
         if secure:
             try:
-                tls = await trio.to_thread.run_sync(_context, self._access.ca_file)
+                tls = await self._read(self._access.ca_file, _context)
             except (OSError, ValueError) as exc:
                 raise _Failed(f"{self._access.ca_file}: {exc}") from None
         return Worker(
@@ -271,7 +278,7 @@ class PodWorkers:
             OutOfDate: the version is too old.
         """
         if self._access.token_file is not None:
-            api = replace(api, api_key=await _read_word(self._access.token_file))
+            api = replace(api, api_key=await self._read_word(self._access.token_file))
         try:
             answer = await self._get(api, target)
         except UpstreamFailed as exc:
@@ -286,6 +293,28 @@ class PodWorkers:
             wait = min(float(asked), MOST_WAIT) if asked.isascii() and asked.isdigit() else 0.0
             raise _Failed(f"the API answers with status {answer.status}{HINTS.get(answer.status, '')}", wait)
 
+    async def _read_word(self, name: str) -> str:
+        """Read a file that holds one word. Read each time: tokens are replaced while we run."""
+        try:
+            word = (await self._read(name, _content)).decode("ascii").strip()
+        except (OSError, ValueError) as exc:
+            reason = exc.strerror if isinstance(exc, OSError) else "holds more than one word"
+            raise _Failed(f"{name}: {reason}") from None
+        if not word or not word.isprintable() or " " in word:
+            raise _Failed(f"{name}: holds no word, or more than one")
+        return word
+
+    async def _read(self, name: str, read: Callable[[str], T]) -> T:
+        """Read a file in a thread.
+
+        One for each at a time: on a disk that is away it would keep one thread more each time, until there is
+        none left.
+        """
+        turn = self._turns[name]
+        with trio.move_on_after(READ_LIMIT):
+            return await trio.to_thread.run_sync(read, name, abandon_on_cancel=True, limiter=turn)
+        raise _Failed(f"{name}: not read within {READ_LIMIT:g} s")
+
 
 @dataclass(slots=True)
 class _Follower:
@@ -295,6 +324,8 @@ class _Follower:
         began: when the watch of this round did; None: it has not.
         failures: in a row.
         told: the trouble that operators know of; empty: none.
+        failed_at: version at which the last round failed; None: it did not, or had none.
+        failures_there: in a row at that version.
     """
 
     template: Worker
@@ -303,6 +334,21 @@ class _Follower:
     began: float | None = None
     failures: int = 0
     told: str = ""
+    failed_at: str | None = None
+    failures_there: int = 0
+
+    def note(self, detail: str) -> None:
+        """Count what this round came to, a failure if there is a detail.
+
+        A server that was set back to an earlier state refuses the version that is known until it has come as
+        far again; so after some failures at one version all is listed again.
+        """
+        at = self.watch.version if detail else None
+        self.failures += bool(detail)
+        self.failures_there = self.failures_there + 1 if at is not None and at == self.failed_at else 1
+        self.failed_at = at
+        if at is not None and self.failures_there >= MOST_AT_ONE:
+            self.watch.start_anew()
 
     def lasted(self) -> float:
         """Seconds since the watch of this round began; 0.0: it has not."""
@@ -320,25 +366,13 @@ def _worker_in(template: Worker, name: str, address: str, slots: int | None) -> 
     )
 
 
+def _content(name: str) -> bytes:
+    with Path(name).open("rb") as file:
+        return file.read(MOST_TOKEN)
+
+
 def _context(ca_file: str) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=ca_file)
-
-
-async def _read_word(name: str) -> str:
-    """Read a file that holds one word. Read each time: tokens are replaced while we run."""
-
-    def read() -> bytes:
-        with Path(name).open("rb") as file:
-            return file.read(MOST_TOKEN)
-
-    try:
-        word = (await trio.to_thread.run_sync(read)).decode("ascii").strip()
-    except (OSError, ValueError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "holds more than one word"
-        raise _Failed(f"{name}: {reason}") from None
-    if not word or not word.isprintable() or " " in word:
-        raise _Failed(f"{name}: holds no word, or more than one")
-    return word
 
 
 async def _receive(answer: EngineAnswer) -> bytes:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 import ipaddress
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +24,7 @@ from typing import Any, Final
 MOST_PODS: Final = 4096  # of one selector that are looked at
 MOST_PAGES: Final = 1000  # of one list; a selector may leave none of the pods of a page
 MOST_SLOTS: Final = 100_000
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}")  # a DNS subdomain, as all names of pods are
 GONE: Final = 410  # HTTP status, and code of a Status object: the version is too old
 FIRST_PAUSE: Final = 0.5  # seconds after a failure, doubling to the last
 LAST_PAUSE: Final = 30.0
@@ -184,7 +186,7 @@ def read_pod(value: object, slots_key: str) -> Pod | None:
     """Read a pod; None: this is none."""
     meta, status = _table(value, "metadata"), _table(value, "status")
     name, uid, address = meta.get("name"), meta.get("uid"), status.get("podIP")
-    if not (isinstance(name, str) and name and isinstance(uid, str) and uid):
+    if not (isinstance(name, str) and _NAME.fullmatch(name) and isinstance(uid, str) and uid):
         return None
     shown = address if isinstance(address, str) and _is_address(address) else ""
     slots = _slots(_table(meta, "annotations").get(slots_key) or _table(meta, "labels").get(slots_key))
@@ -215,7 +217,7 @@ def _is_address(text: str) -> bool:
         ipaddress.ip_address(text)
     except ValueError:
         return False
-    return True
+    return "%" not in text  # a zone means something on one machine only
 
 
 def _table(value: object, key: str) -> dict[str, Any]:

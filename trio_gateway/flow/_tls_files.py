@@ -114,6 +114,8 @@ class Certificates:
 
     def __init__(self) -> None:
         self._known: dict[tuple[Side, str | None, str | None, str | None], TlsFiles] = {}
+        # Each look at files on a disk that is away would keep one thread more, until there is none left.
+        self._turn = trio.CapacityLimiter(1)
 
     def get(self, side: Side, certificate: str | None, key: str | None, ca: str | None) -> TlsFiles:
         """Answer the context of some files, the same for the same files. Blocks for a moment.
@@ -140,7 +142,7 @@ class Certificates:
 
         found = None
         with trio.move_on_after(READ_LIMIT):
-            found = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+            found = await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=self._turn)
         for files, done in found or ():
             tell(", ".join(files), done)
 
