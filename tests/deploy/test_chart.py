@@ -193,6 +193,17 @@ def test_the_agent_is_started_with_options_that_it_has() -> None:
     compile(engine["lifecycle"]["preStop"]["exec"]["command"][2], "preStop", "exec")
 
 
+def test_an_engine_may_take_all_its_time_to_load_before_its_rollout_counts_as_failed() -> None:
+    values = values_of("vllm")
+    values["engines"][0] |= {"startupProbes": 1000, "runtimeClassName": "nvidia"}
+    deployment = found(values, "Deployment", "llm-llama")["spec"]
+    spec = deployment["template"]["spec"]
+    probe = spec["containers"][0]["startupProbe"]
+    loading = probe["periodSeconds"] * probe["failureThreshold"]
+    assert deployment["progressDeadlineSeconds"] > loading + spec["terminationGracePeriodSeconds"]
+    assert spec["runtimeClassName"] == "nvidia"
+
+
 def test_the_selector_in_the_file_finds_the_engines_pods() -> None:
     values = values_of("vllm")
     text = found(values, "ConfigMap")["data"]["gateway.toml"]
