@@ -143,7 +143,7 @@ class Certificates:
         found = None
         with trio.move_on_after(READ_LIMIT):
             found = await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=self._turn)
-        for files, done in found or ():
+        for files, done in dict.fromkeys(found or ()):  # what serves and calls with them has the same to say
             tell(", ".join(files), done)
 
     async def run(self, tell: Callable[[str, str], None]) -> None:
