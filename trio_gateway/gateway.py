@@ -151,6 +151,7 @@ class Gateway:
         self.boot_id: Final = secrets.token_hex(8)
         self._log = log
         self._place = place
+        self._read = "" if source is None else source.digest
         self._part = WHOLE if place is None else place.part
         self._control = None if place is None else place.open_control()
         self.borrower: Final = None if self._control is None else Borrower(self._control)
@@ -378,7 +379,7 @@ class Gateway:
         if self._owners is not None:
             await nursery.start(self._owners.run)
         if self.borrower is not None:
-            await self.borrower.be_ready(boot_id=self.boot_id)
+            await self.borrower.be_ready(boot_id=self.boot_id, configuration=self._read)
         if self._crowd is not None:
             self._crowd.enter()
         nursery.start_soon(self._accept, listeners, nursery)

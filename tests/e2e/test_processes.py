@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -265,6 +266,22 @@ async def test_all_processes_take_a_new_configuration_or_none_does(tmp_path: Pat
         limits = await gateway.act("limits", set={"admission.max_queued": 10})
         assert limits["before"] == {"admission.max_queued": 1024}
         assert (await gateway.read("queues"))["max_queued"] == 10
+
+
+async def test_a_process_for_which_nothing_is_left_is_tried_again_while_the_others_serve(
+    tmp_path: Path,
+) -> None:
+    async with open_engine(STREAM) as engine, processes(engine, folder=tmp_path) as gateway:
+        supervisor = gateway.gateway.process.pid
+        before = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+        (first, *_) = (await gateway.read("statistics"))["processes"]
+        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (3, before[1]))  # no descriptor more
+        os.kill(first["pid"], signal.SIGKILL)
+        line = await gateway.gateway.logged("process_not_started")
+        assert (line["process"], "Too many open files" in line["reason"]) == (0, True)
+        assert (await gateway.ask()).status == 200
+        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, before)
+        await gateway.until(lambda found: all(each["ready"] for each in found["processes"]), "statistics")
 
 
 async def test_running_requests_finish_and_queued_ones_are_refused_at_the_end(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,6 +62,11 @@ class Source:
     def text(self) -> str:
         """The text of the file, as it was read."""
         return self._text
+
+    @property
+    def digest(self) -> str:
+        """Names the text of the file: another one for another text."""
+        return hashlib.sha256(self._text.encode("utf-8", "surrogatepass")).hexdigest()
 
     @classmethod
     def of_text(cls, text: str, *, name: str = "gateway.toml", folder: str | os.PathLike[str] = ".") -> Self:

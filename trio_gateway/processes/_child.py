@@ -28,6 +28,7 @@ class Child:
         place: its own.
         process: None: it has not been started, or has ended.
         ready: it serves.
+        welcomed: it knows what operators have said so far, and is told what they say from now on.
         served: it, or one before it, has served.
         boot_id: of the running process.
         started_at: Trio clock.
@@ -40,6 +41,7 @@ class Child:
         self.process: trio.Process | None = None
         self.borrower = 0
         self.ready = False
+        self.welcomed = False
         self.retiring = False
         self.served = trio.Event()
         self.boot_id: str | None = None
@@ -53,6 +55,10 @@ class Child:
     def number(self) -> int:
         """From 0 on."""
         return self.place.number
+
+    def leave(self) -> None:
+        """It serves no more, and there is nothing to ask it."""
+        self.ready = self.welcomed = False
 
     def tell(self) -> None:
         """Wake who waits: something is different."""

@@ -40,6 +40,7 @@ KEPT_ENDINGS: Final = 1000
 MOST_PAGES: Final = 20  # of rows that are read of one process for one answer
 MOST_WORDS: Final = 4000  # characters of what is wrong with a file
 AGAIN: Final = 1.0  # seconds until loans that differ are compared again: messages may be on their way
+READ_LIMIT: Final = 10.0  # seconds for the file to be read; one on a disk that is away may take for ever
 SHOWN_ONCE: Final = "key"
 
 _PATHS: Final[dict[str, str]] = {act.action: act.path for act in ACTS} | {
@@ -112,8 +113,17 @@ class ManyOperations:
     def _alive(self) -> list[Child]:
         return [child for child in self._house.children if child.ready]
 
-    async def _all(self, ask: Callable[[Child], Awaitable[Any]]) -> tuple[dict[int, Any], list[Refused]]:
+    def _welcomed(self) -> list[Child]:
+        """Who is told what operators say: also who is about to serve, so that nobody misses anything."""
+        return [child for child in self._house.children if child.welcomed]
+
+    async def _all(
+        self, ask: Callable[[Child], Awaitable[Any]], children: Sequence[Child] | None = None
+    ) -> tuple[dict[int, Any], list[Refused]]:
         """Ask all processes at once; answers what they answer, and how they refuse, by their numbers.
+
+        Args:
+            children: those that are asked; all that serve if None.
 
         Raises:
             Refused: none of them answered anything.
@@ -130,7 +140,7 @@ class ManyOperations:
                 self._house.log.write("warning", "process_silent", process=child.number, reason=str(error))
 
         async with trio.open_nursery() as nursery:
-            for child in self._alive():
+            for child in self._alive() if children is None else children:
                 nursery.start_soon(one, child)
         if not answers and not refused:
             raise refusal("not_possible", "no process answers at the moment")
@@ -359,7 +369,7 @@ class ManyOperations:
         path = _path(action, target)
         if action == "keys.rotate":
             return await self._rotate(path, arguments)
-        answers, refused = await self._all(lambda child: child.act(path, arguments))
+        answers, refused = await self._all(lambda child: child.act(path, arguments), self._welcomed())
         if not answers:
             raise refused[0]
         self._remember(action, target, arguments)
@@ -379,7 +389,7 @@ class ManyOperations:
     async def _set_limits(self, arguments: Mapping[str, Any]) -> ActResult:
         """Set limits in all processes, or in none: the first one judges."""
         results: list[Row] = []
-        for child in self._alive():
+        for child in self._welcomed():
             try:
                 results.append(await child.act(_PATHS["limits.set"], arguments))
             except NoAnswer as error:
@@ -395,14 +405,18 @@ class ManyOperations:
     async def _reload(self) -> ActResult:
         """Read the file once, and have one process after the other take it; all do, or none."""
         house, before = self._house, self._house.source
-        try:
-            after = await trio.to_thread.run_sync(before.again, abandon_on_cancel=True)
-        except ConfigurationError as error:
-            raise refusal("invalid_configuration", str(error)[:MOST_WORDS]) from None
-        house.copy.write_text(after.text, encoding="utf-8")
+        after = None
+        with trio.move_on_after(READ_LIMIT):
+            try:
+                after = await trio.to_thread.run_sync(before.again, abandon_on_cancel=True)
+            except ConfigurationError as error:
+                raise refusal("invalid_configuration", str(error)[:MOST_WORDS]) from None
+        if after is None:
+            raise refusal("not_possible", f"the file could not be read within {READ_LIMIT:g} s")
+        self._write_copy(after)
         taken: list[tuple[Child, Row]] = []
         refused: Refused | None = None
-        for child in self._alive():
+        for child in self._welcomed():
             try:
                 taken.append((child, await child.act(_PATHS["reload"], {})))
             except NoAnswer as error:
@@ -427,7 +441,7 @@ class ManyOperations:
 
     async def _take_back(self, children: Sequence[Child]) -> None:
         """Have processes take what was in force before."""
-        self._house.copy.write_text(self._house.source.text, encoding="utf-8")
+        self._write_copy(self._house.source)
         for child in children:
             try:
                 await child.act(_PATHS["reload"], {})
@@ -435,6 +449,20 @@ class ManyOperations:
                 self._house.log.write(
                     "error", "reload_not_undone", process=child.number, reason=str(error)[:MOST_WORDS]
                 )
+
+    def _write_copy(self, source: Source) -> None:
+        """Write what processes read: whole, or not at all, for one of them may be starting.
+
+        Raises:
+            Refused: it can not be written.
+        """
+        copy = self._house.copy
+        new = copy.with_suffix(".new")
+        try:
+            new.write_text(source.text, encoding="utf-8")
+            new.replace(copy)
+        except OSError as error:
+            raise refusal("not_possible", f"the copy for the processes can not be written: {error}") from None
 
     # -- what lasts
 
@@ -450,9 +478,19 @@ class ManyOperations:
         if action not in _UNDONE and arguments.get("state") != "closed":
             self._orders[action, target, model or ""] = dict(arguments)
 
-    async def welcome(self, child: Child) -> None:
-        """Have a process do again what was done before it was there."""
+    async def welcome(self, child: Child, configuration: str) -> None:
+        """Have a process do again what was done before it was there; from then on it is told with the others.
+
+        Args:
+            configuration: digest of what it has read, which may have changed since, or been taken back.
+        """
+        async with self._turn:
+            await self._tell_all(child, reload=configuration != self._house.source.digest)
+            child.welcomed = True
+
+    async def _tell_all(self, child: Child, *, reload: bool) -> None:
         orders = [
+            *([("reload", None, {})] if reload else []),
             *(([("limits.set", None, {"set": self._live})]) if self._live else []),
             *((action, target, arguments) for (action, target, _), arguments in self._orders.items()),
         ]

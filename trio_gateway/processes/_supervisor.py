@@ -223,7 +223,7 @@ class Supervisor:
         pause = FIRST_PAUSE
         try:
             while self._goes_on():
-                status = await self._run_once(child)
+                status = await self._run_or_fail(child)
                 lived = trio.current_time() - child.started_at
                 child.boot_id = None
                 if not self._goes_on():
@@ -235,7 +235,7 @@ class Supervisor:
                     self.log.write("info", "process_retired", process=child.number, status=status)
                     continue
                 pause = FIRST_PAUSE if lived >= LIVED else pause
-                self.log.write("error", "process_ended", process=child.number, status=status, again_in=pause)
+                self._note_end(child, status, pause)
                 await trio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
                 child.restarts += 1
@@ -244,11 +244,32 @@ class Supervisor:
             with trio.move_on_after(1, shield=True):
                 await child.close()
 
+    def _note_end(self, child: Child, status: int | OSError, pause: float) -> None:
+        number = child.number
+        if isinstance(status, OSError):
+            reason = str(status)
+            self.log.write("error", "process_not_started", process=number, reason=reason, again_in=pause)
+        else:
+            self.log.write("error", "process_ended", process=number, status=status, again_in=pause)
+
     def _goes_on(self) -> bool:
         return not self.stopping
 
+    async def _run_or_fail(self, child: Child) -> int | OSError:
+        """Run a process; answers its status, or why it could not be started, as one before it could.
+
+        There may be no descriptor, memory or process left for it. That goes by, and the others serve.
+        """
+        try:
+            return await self._run_once(child)
+        except OSError as error:
+            if not child.served.is_set():
+                raise
+            child.started_at = trio.current_time()
+            return error
+
     async def _run_once(self, child: Child) -> int:
-        """Run a process from its start to its end; answers its status."""
+        """Run a process from its start to its end; answers its status. Raises OSError: it can not start."""
         ours, theirs = socket.socketpair()
         self._numbers += 1
         child.borrower = number = self._numbers
@@ -268,6 +289,8 @@ class Supervisor:
             raise
         child.process = process
         self._running += 1
+        if self.stopping:
+            process.send_signal(signal.SIGTERM)  # it was not there yet when all were told
         self.log.write("info", "process_started", process=child.number, pid=process.pid)
         try:
             async with trio.open_nursery() as nursery:
@@ -275,7 +298,7 @@ class Supervisor:
 
                 def ready(known: dict[str, Any]) -> None:
                     if known:
-                        nursery.start_soon(self._welcome, child, number, known["boot_id"])
+                        nursery.start_soon(self._welcome, child, number, known)
                     else:
                         child.ready = True
                         child.served.set()
@@ -284,10 +307,10 @@ class Supervisor:
                 nursery.start_soon(self._serve_broker, child, number, ours, ready)
                 nursery.start_soon(self._watch, child, number, process)
                 status = await process.wait()
-                child.ready = False
+                child.leave()
                 nursery.cancel_scope.cancel()
         finally:
-            child.ready = False
+            child.leave()
             child.process = None
             self._crowd.leave(child.number)
             process.kill()  # without effect if it has ended
@@ -315,7 +338,7 @@ class Supervisor:
     def _take_last(self, child: Child, counted: Row) -> None:
         self._latest[child.number] = counted
         self._bury(child)
-        child.ready = False  # there is nothing more to ask it, nor to count
+        child.leave()  # there is nothing more to count either
 
     async def _watch(self, child: Child, number: int, process: trio.Process) -> None:
         """Kill a process whose loop does not answer any more, or that does not begin to serve.
@@ -334,10 +357,10 @@ class Supervisor:
                 process.kill()
                 return
 
-    async def _welcome(self, child: Child, number: int, boot_id: str) -> None:
+    async def _welcome(self, child: Child, number: int, known: dict[str, Any]) -> None:
         """Have a process that is there now know what the others know, and let it serve."""
-        await self.operations.welcome(child)
-        child.boot_id = boot_id
+        await self.operations.welcome(child, known["configuration"])
+        child.boot_id = known["boot_id"]
         self.broker.let_go(number)
 
     def _bury(self, child: Child) -> None:
