@@ -157,6 +157,14 @@ async def test_a_refusal_is_told_a_lost_gateway_too_and_ctrl_c_ends_it_without_c
 
 
 @pytest.mark.slow
+async def test_whoever_is_told_to_end_leaves_the_terminal_as_it_was() -> None:
+    with trio.fail_after(LIMIT):
+        async with door() as opened, terminal(opened, VIEWER) as (shown, process):
+            await shown.shows("requests 7")
+            process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.slow
 async def test_a_gateway_that_goes_is_told_and_one_that_was_stopped_goes_on_drawing() -> None:
     with trio.fail_after(LIMIT):
         async with trio.open_nursery() as nursery:

@@ -90,7 +90,7 @@ class Watching:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow)
             nursery.start_soon(self._ask_again_and_again)
-            nursery.start_soon(self._hear_signals)
+            nursery.start_soon(self._hear_signals, nursery.cancel_scope)
             await self._read_keys()
             nursery.cancel_scope.cancel()
 
@@ -168,10 +168,15 @@ class Watching:
         except AdminFailed as failed:
             self.screen.news = str(failed)
 
-    async def _hear_signals(self) -> None:
-        """Draw anew when the terminal has another size, or after the process was stopped and goes on."""
-        with trio.open_signal_receiver(signal.SIGWINCH, signal.SIGCONT) as signals:
+    async def _hear_signals(self, shown: trio.CancelScope) -> None:
+        """Draw anew when the terminal has another size, or after the process was stopped and goes on.
+
+        At SIGTERM all ends as by q, so that the terminal is left as it was.
+        """
+        with trio.open_signal_receiver(signal.SIGWINCH, signal.SIGCONT, signal.SIGTERM) as signals:
             async for which in signals:
+                if which == signal.SIGTERM:
+                    shown.cancel()
                 if which == signal.SIGCONT:
                     tty.setcbreak(self._keyboard)
                     os.write(self._display, _SETTING)
