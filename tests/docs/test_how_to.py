@@ -25,6 +25,7 @@ import trio
 import trustme
 import typer
 
+from bench.command import SCENARIOS
 from tests.docs.pages import DOCS, assigned, blocks, page, table, words
 from tests.e2e.serving import serving
 from trio_gateway.cli import app
@@ -342,3 +343,8 @@ async def test_events_pass_nginx_one_by_one_and_a_client_that_leaves_is_noticed(
             await trio.aclose_forcefully(stream)
             assert (await gateway.settled(1)).outcome == "completed"
             assert (await gateway.settled(2)).outcome == "client_gone"
+
+
+def test_every_scenario_of_the_bench_is_told_of_and_no_other() -> None:
+    told = [words(row["Scenario"])[0] for row in table("how-to/benchmark.md", "Run")]
+    assert sorted(told) == sorted(SCENARIOS)
