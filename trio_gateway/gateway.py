@@ -34,7 +34,7 @@ from .admin import (
     serve_admin,
 )
 from .admission import Admission
-from .cluster import Member, Replica, ReplicaSettings, StoreAddress, connect
+from .cluster import Member, Replica, ReplicaSettings, Standing, StoreAddress, Vouching, connect
 from .cluster import prepare as prepare_cluster
 from .config import Settings, Source, TenantMerger, certificate_complaint
 from .contract import InternalRequest, Worker
@@ -71,6 +71,7 @@ from .fleet import (
     WatchSettings,
     Ways,
     WorkerBook,
+    make_secret,
 )
 from .flow import READ_AGAIN, BufferPool, Certificates, ReadLoop
 from .ledger import Books, Ledger, LedgerSettings, Record
@@ -80,6 +81,7 @@ from .operations import (
     House,
     Operations,
     Prepared,
+    SharedSecrets,
     Sharing,
     Trail,
     admission_limits,
@@ -189,6 +191,7 @@ class Gateway:
         self.inner_tls: Final = (
             None if inner is None else self.certificates.get("server", inner.certificate, inner.key, inner.ca)
         )
+        self._shared_secrets = _make_shared_secrets(settings)
         self.registrations: Final = Registrations(
             self.fleet,
             self.drain,
@@ -204,7 +207,7 @@ class Gateway:
             resolve,
             self._begin_watching,
             self._note_worker,
-            *(() if place is None else (lambda asked: _secret_of(place, asked),)),
+            _secrets_of(place, self._shared_secrets),
         )
         self.named_workers: Final = NamedWorkers(
             self.fleet,
@@ -360,6 +363,7 @@ class Gateway:
         if self.follower is not None:
             await nursery.start(self.follower.run)
         if self.replica is not None:
+            nursery.start_soon(self.registrations.meet)
             nursery.start_soon(self.replica.run)
             await self.replica.tried.wait()
         nursery.start_soon(self._operations.trail.run)
@@ -541,6 +545,8 @@ class Gateway:
             self.sockets.sweep()
             self.generator.kept.sweep()
             await self.live.tell_progress(self.fleet.progressed)
+            if self.replica is not None and self.replica.member.standing is Standing.ALONE:
+                self.registrations.go_on_believing()
             for book in (expired := self.fleet.expire()):
                 self._note_worker(book.worker.id, "expired: it sent no heartbeat")
             self.registrations.forget(expired)
@@ -717,6 +723,8 @@ class Gateway:
             self.rates,
             member,
             split=cluster.on_loss == "split",
+            registrations=self.registrations,
+            secrets=self._shared_secrets,
         )
         return Replica(
             ReplicaSettings(cluster.lease, min(cluster.lease / 4, 1.0)),
@@ -933,9 +941,21 @@ def _make_ledgers_left_behind(settings: Settings, boot_id: str, log: Log, part: 
     return [ledger for ledger in ledgers if ledger is not None]
 
 
-def _secret_of(place: Place, asked: Registration) -> str:
-    """Make the secret of a worker that registers with all processes at once."""
-    return place.secret_for("worker", asked.worker_id, asked.incarnation, asked.url)
+def _make_shared_secrets(settings: Settings) -> SharedSecrets | None:
+    """Make what replicas make workers' secrets with, where they share workers that register."""
+    cluster, token = settings.cluster, settings.internal.join_token
+    if cluster.url is None or token is None:
+        return None
+    return SharedSecrets(Vouching(token.get_secret_value(), cluster.prefix))
+
+
+def _secrets_of(place: Place | None, shared: SharedSecrets | None) -> Callable[[Registration], str]:
+    """Answer what makes the secret of a worker, which may register with several processes or replicas."""
+    if shared is not None:
+        return shared.make
+    if place is not None:
+        return lambda asked: place.secret_for("worker", asked.worker_id, asked.incarnation, asked.url)
+    return make_secret
 
 
 def _make_fleet(settings: Settings, certificates: Certificates, place: Place | None) -> Fleet:

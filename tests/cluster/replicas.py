@@ -20,10 +20,11 @@ from trio_gateway.cluster import (
     Replica,
     ReplicaSettings,
     StoreAddress,
+    Vouching,
     connect,
 )
 from trio_gateway.errors import Refused
-from trio_gateway.operations import Sharing
+from trio_gateway.operations import SharedSecrets, Sharing
 from trio_gateway.tenancy import RateBook, RateLimits
 from trio_gateway.testing import WorkerSet, make_request, make_worker
 from trio_gateway.units import MiB
@@ -85,6 +86,7 @@ class OneReplica:
         split: bool = True,
         shares: dict[str, TenantShare] | None = None,
         limits: dict[str, RateLimits] | None = None,
+        token: str | None = None,
     ) -> None:
         self.name: Final = f"r{next(_numbers)}"
         self.engine = engine
@@ -97,12 +99,14 @@ class OneReplica:
         self.rates: Final = RateBook(limits or {}, clock=trio.current_time, dice=random.random)
         self.member: Final = Member(self.name, LEASE)
         self.notes: list[tuple[bool, str]] = []
+        self.secrets: Final = None if token is None else SharedSecrets(Vouching(token, "test"))
         self.sharing: Final = Sharing(
             self.admission,
             self.workers.fleet,
             self.rates,
             self.member,
             split=split,
+            secrets=self.secrets,
         )
         self.replica: Final = Replica(
             ReplicaSettings(LEASE, LEASE / 4),

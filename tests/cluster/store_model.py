@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from trio_gateway.cluster._messages import Grant, Reply, Turn, Want, field_of
+from trio_gateway.cluster._messages import ONCE, Grant, News, Reply, Turn, Want, field_of
 
 
 @dataclass
@@ -43,6 +43,8 @@ class StoreModel:
     numbers: int = 0
     born: int | None = None
     expect: int = 1
+    news: dict[str, tuple[News, int, int, str]] = field(default_factory=dict)  # number, until when, by whom
+    seen: int = 0
 
     def used(self, resource: str) -> int:
         return sum(member.held[resource] for member in self.members.values())
@@ -74,7 +76,11 @@ class StoreModel:
         rates = {name: max(self.full_at.get(name, 0) - now, 0) / 1000 for name in turn.rates}
         for name, value in turn.marks.items():
             self.version += 1
-            self.marks.pop(name, None) if value == "" else self.marks.update({name: value})
+            if name.startswith(ONCE):
+                self.marks.setdefault(name, value)
+            else:
+                self.marks.pop(name, None) if value == "" else self.marks.update({name: value})
+        news = self._hear_news(turn, now)
         self._hear_wants(member, turn)
         self._grant(expect)
         return Reply(
@@ -92,7 +98,21 @@ class StoreModel:
                 for each in self.members.values()
                 for key, want in each.wants.items()
             ),
+            news,
+            self.seen,
         )
+
+    def _hear_news(self, turn: Turn, now: int) -> dict[str, News]:
+        self.news = {key: each for key, each in self.news.items() if each[2] > now}
+        for key, told in turn.news.items():
+            if told.left > 0 and not (key in self.news and self.news[key][0].rank > told.rank):
+                self.seen += 1
+                self.news[key] = told, self.seen, now + told.left, turn.replica
+        return {
+            key: News(news.value, news.rank, until - now)
+            for key, (news, number, until, by) in self.news.items()
+            if number > turn.seen and by != turn.replica
+        }
 
     def _take(self, member: Member, turn: Turn, now: int) -> None:
         member.grants = {number: grant for number, grant in member.grants.items() if number > turn.ack}

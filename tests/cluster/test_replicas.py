@@ -17,9 +17,10 @@ from trio_gateway import testing
 from trio_gateway.admission import TenantShare
 from trio_gateway.cluster import Standing
 from trio_gateway.errors import Refused
-from trio_gateway.fleet import DRAINED
+from trio_gateway.fleet import DRAINED, Turned
 from trio_gateway.tenancy import RateLimits
 from trio_gateway.testing import make_request
+from trio_gateway.wire import EngineKind, Registration
 
 pytestmark = [needs_redis, pytest.mark.slow]
 TENANTS = "abcdef"
@@ -164,6 +165,69 @@ async def test_what_operators_say_at_one_replica_holds_at_all_until_it_is_taken_
         for replica in (one, late):
             await until(lambda replica=replica: not replica.admission.frozen)  # type: ignore[misc]
             await until(lambda replica=replica: replica.workers.fleet.books["w1"].placeable)  # type: ignore[misc]
+
+
+async def test_a_worker_that_a_breaker_spares_at_one_replica_comes_last_at_others_until_it_gives_output(
+    gate: Gate, engine: Engine
+) -> None:
+    one, other = replicas = [OneReplica(gate, engine) for _ in range(2)]
+    book = other.workers.fleet.books["w1"]
+    async with running(*replicas):
+        await until(all_shared(replicas))
+        fail(one)
+        await until(lambda: book.hinted("m1", trio.current_time()))
+        late = OneReplica(gate, engine)
+        async with running(late):
+            await until(lambda: late.workers.fleet.books["w1"].hinted("m1", trio.current_time()))
+        assert book.breaker("m1").allows(trio.current_time()), "it is a hint, not the truth"
+        request = make_request(exchange_id="e9")
+        worker = other.workers.fleet.open_worker(request, frozenset(), "w1")
+        assert worker is not None
+        other.workers.fleet.hold(request, worker)
+        other.workers.fleet.output(worker, request)
+        assert not book.hinted("m1", trio.current_time())
+        other.workers.fleet.free(request, worker, 1, drained=False)
+
+
+def fail(replica: OneReplica) -> None:
+    """Let a worker fail until its breaker opens."""
+    fleet = replica.workers.fleet
+    for number in range(5):
+        request = make_request(exchange_id=f"e{number}")
+        worker = fleet.books["w1"].worker
+        fleet.hold(request, worker)
+        fleet.fault(worker, request)
+        fleet.free(request, worker, 1, drained=False)
+    assert [each[:2] for each in fleet.spared()] == [("w1", "m1")]
+
+
+async def test_all_replicas_have_one_salt_also_after_the_store_lost_its_memory(
+    server: RedisServer, gate: Gate, engine: Engine
+) -> None:
+    replicas = [OneReplica(gate, engine, token="t") for _ in range(3)]
+
+    def salts() -> set[str | None]:
+        return {replica.secrets.salt for replica in replicas if replica.secrets is not None}
+
+    with pytest.raises(Turned) as turned:
+        replicas[0].secrets.make(REGISTRATION)  # type: ignore[union-attr]
+    assert turned.value.status == 503
+    bystander = OneReplica(gate, engine)
+    async with running(bystander, *replicas) as nursery:
+        await until(lambda: None not in salts() and len(salts()) == 1)
+        (salt,) = salts()
+        server.kill()
+        server.start()
+        late = OneReplica(gate, engine, token="t")
+        await until(all_shared([bystander, *replicas]))
+        await nursery.start(late.run)
+        replicas.append(late)
+        await until(lambda: None not in salts() and len(salts()) == 1)
+        assert salts() == {salt}
+        assert len({replica.secrets.make(REGISTRATION) for replica in replicas if replica.secrets}) == 1
+
+
+REGISTRATION = Registration("gpu-1", 10, "http://127.0.0.1:1", ["m1"], 1, EngineKind("simulated"))
 
 
 async def test_slots_of_a_replica_that_vanishes_come_back_when_its_lease_is_over(

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from tests.cluster.redis_server import Plain, RedisServer, needs_redis, open_server
 from tests.cluster.store_model import StoreModel
 from trio_gateway.cluster import _messages
-from trio_gateway.cluster._messages import Reply, Turn, Want, decode_reply
+from trio_gateway.cluster._messages import News, Reply, Turn, Want, decode_reply
 
 pytestmark = needs_redis
 LEASE: Final = 1000
@@ -65,8 +65,18 @@ tellings = st.fixed_dictionaries(
             max_size=2,
         ),
         "marks": st.dictionaries(
-            st.sampled_from(("frozen:x", "drained:w1")), st.sampled_from(("", "1")), max_size=1
+            st.sampled_from(("frozen:x", "drained:w1", "once:salt")),
+            st.sampled_from(("", "1", "2")),
+            max_size=1,
         ),
+        "news": st.dictionaries(
+            st.sampled_from(("n1", "n2")),
+            st.builds(
+                News, st.sampled_from(("up", "down")), st.sampled_from(("01", "02")), st.integers(0, 1500)
+            ),
+            max_size=1,
+        ),
+        "seen": st.integers(0, 4),
         "known": st.integers(1, 3),
         "whole": st.booleans(),
         "version": st.integers(0, 2),
@@ -106,6 +116,10 @@ class Comparison(RuleBasedStateMachine):
             expected.born,
             expected.contended,
         )
+        assert (got.news, got.seen) == (expected.news, expected.seen)
+        assert {key: news.left for key, news in got.news.items()} == {
+            key: news.left for key, news in expected.news.items()
+        }
         return got
 
     @rule(replica=st.sampled_from(REPLICAS), told=tellings, heard=st.booleans())

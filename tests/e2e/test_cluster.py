@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from tests.admin.test_workers import joinable
+from tests.agent.rig import running
 from tests.cluster.redis_server import RedisServer, needs_redis, open_server
-from tests.e2e.serving import serving
+from tests.e2e.serving import Serving, serving
+from tests.e2e.test_fleet_agents import engine as simulated
+from tests.e2e.test_fleet_agents import registering
 from trio_gateway.testing import WaitFor, chat_request, chat_stream, open_engine
 
 pytestmark = needs_redis
@@ -61,3 +66,36 @@ async def test_a_gateway_whose_store_is_lost_serves_its_share_or_refuses(server:
         assert answer.header("retry-after") == "1"
         assert refuses.gateway.not_ready() is not None
         assert splits.gateway.not_ready() is None
+
+
+async def test_a_worker_that_registers_with_one_gateway_is_used_by_all_until_it_signs_off(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    def gateway(name: str) -> Any:
+        (tmp_path / name).mkdir()
+        shared: dict[str, Any] = {"cluster": {"url": server.url}, "models": [{"id": "m1"}]}
+        return joinable(tmp_path / name, fleet={"heartbeat_interval": 0.2, "ttl": 2}, **shared)
+
+    def states(*gateways: Serving) -> list[str]:
+        books = [each.gateway.fleet.books.get("gpu-0") for each in gateways]
+        return ["" if book is None else book.snapshot.state for book in books]
+
+    async with (
+        gateway("one") as one,
+        gateway("other") as other,
+        running(simulated(), **registering(0, one)) as agent,
+    ):
+        await one.until(lambda: states(one, other) == ["ready", "ready"])
+        secrets = {each.gateway.fleet.books["gpu-0"].worker.api_key for each in (one, other)}
+        assert len(secrets) == 1
+        assert (await other.ask(chat_request(max_tokens=5))).status == 200
+        # All believe it for as long as it is heard of anywhere.
+        book = other.gateway.fleet.books["gpu-0"]
+        believed = book.expires_at or 0.0
+        await other.until(lambda: (book.expires_at or 0.0) > believed + 1.0)
+        assert states(one, other) == ["ready", "ready"]
+        await other.returned()
+        agent.agent.drain()
+        await one.until(lambda: states(one, other) == ["", ""])
+        with trio.fail_after(10):
+            await agent.over.wait()

@@ -868,3 +868,42 @@ async def test_what_stands_in_the_way_is_told(autojump_clock: MockClock) -> None
     fleet.remove("w1")
     gone = fleet.obstacle(make_request())
     assert (gone.code, gone.status) == ("no_worker", 503)
+
+
+# What another gateway's breaker says ---------------------------------------------------------------------
+
+
+async def test_a_worker_that_another_gateway_spares_comes_last_until_its_time_is_over_or_it_gives_output(
+    autojump_clock: MockClock,
+) -> None:
+    fleet = fleet_of(make_worker("w1"), make_worker("w2"), routes=(Route("m1", "m1"), Route("m2", "m2")))
+    for worker, model in (("w1", "m1"), ("w1", "unknown"), ("gone", "m1")):
+        fleet.hint(worker, model, 5.0)
+    assert {choose(fleet) for _ in range(20)} == {"w2"}
+    assert choose(fleet, without=frozenset({"w2"})) == "w1", "it is no reason to refuse"
+    assert choose(fleet, make_request(model="m2", upstream_model="m2")) == "w1", (
+        "of another model it says nothing"
+    )
+    placed = Placed(fleet, at="w1")
+    placed.output()
+    placed.free()
+    assert choose(fleet) == "w1"
+    fleet.hint("w1", "m1", 5.0)
+    assert choose(fleet) == "w2"
+    await trio.sleep(5.0)
+    assert choose(fleet) == "w1"
+
+
+async def test_other_gateways_are_told_of_a_breaker_that_faults_opened_for_as_long_as_it_is_open(
+    autojump_clock: MockClock,
+) -> None:
+    fleet = fleet_of(make_worker("w1"), make_worker("w2"))
+    fail(fleet, "w1", 2)
+    ((worker, model, seconds, before),) = fleet.spared()
+    assert (worker, model, seconds) == ("w1", "m1", COOLDOWN)
+    await trio.sleep(COOLDOWN)
+    assert fleet.spared() == []
+    fail(fleet, "w1")
+    assert [each[3] for each in fleet.spared()] > [before], "it opened anew"
+    fleet.force_breaker("w2", "m1")
+    assert [each[0] for each in fleet.spared()] == ["w1"], "what operators say is not told so"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -21,10 +22,11 @@ from trio_gateway.fleet import (
     Route,
     Turned,
     WorkerBook,
+    make_secret,
 )
 from trio_gateway.testing import make_request, make_worker
 from trio_gateway.upstream import resolve as really_resolve
-from trio_gateway.wire import Registered, Registration, WorkerReport, read_message
+from trio_gateway.wire import Registered, Registration, WorkerNews, WorkerReport, read_message
 
 TTL = 15.0
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -48,6 +50,7 @@ class Gateway:
         allowed: tuple[Network, ...] = networks("127.0.0.0/8"),
         resolve: Callable[[str], Awaitable[Sequence[str]]] = as_written,
         routes: tuple[Route, ...] = (),
+        make_secret: Callable[[Registration], str] = make_secret,
     ) -> None:
         self.fleet = Fleet(static, routes, trio.current_time, FleetSettings(), lambda: 0.5)
         self.drain = DrainKeeper()
@@ -61,6 +64,7 @@ class Gateway:
             resolve,
             self.begun.append,
             lambda worker, detail: self.told.append(detail),
+            make_secret,
         )
 
     async def register(self, **changes: Any) -> Registered:
@@ -512,3 +516,152 @@ async def test_operators_are_told_of_a_worker_that_drains_and_signs_off(autojump
         assert gateway.report_status(secret, seq=seq, state=state) == 200
     assert gateway.remove_status(secret) == 200
     assert gateway.told == ["it says that it is draining", "signed off"]
+
+
+# What gateways tell each other ---------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def two_that_share(**settings: Any) -> AsyncIterator[tuple[Gateway, Gateway]]:
+    """Gateways that make the same secrets; the other one takes in whom it is told of."""
+    one, other = Gateway(make_secret=same_secret), Gateway(make_secret=same_secret, **settings)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other.registrations.meet)
+        yield one, other
+        nursery.cancel_scope.cancel()
+
+
+def same_secret(asked: Registration) -> str:
+    return f"{asked.worker_id}-{asked.incarnation}".ljust(48, "x")
+
+
+async def pass_on(one: Gateway, other: Gateway) -> None:
+    for seen in one.registrations.news():
+        other.registrations.told(seen.news, seen.left)
+    await wait_all_tasks_blocked()
+
+
+async def test_a_worker_that_reports_to_one_gateway_is_placed_at_by_another_that_was_told(
+    autojump_clock: MockClock,
+) -> None:
+    async with two_that_share() as (one, other):
+        secret = (await one.register()).secret
+        assert one.registrations.news() == [], "it may not know its secret yet"
+        assert one.report_status(secret, slots=6, models=["m1", "m2"]) == 200
+        await pass_on(one, other)
+        worker = other.fleet.choose(make_request(), frozenset())
+        assert worker is not None
+        assert (worker.api_key, worker.address, worker.labels) == (secret, "127.0.0.1", frozenset({"gpu"}))
+        assert (other.book.size, other.book.models) == (6, ("m1", "m2"))
+        assert other.begun == [other.book]
+        assert other.registrations.news() == [], "what it only heard, it does not tell"
+        # What is heard later counts at once; what others say is believed as long as they say it.
+        assert one.report_status(secret, seq=2, state="draining") == 200
+        await pass_on(one, other)
+        assert other.book.snapshot.state == "draining"
+        await trio.sleep(TTL - 1)
+        await pass_on(one, other)
+        other.sweep()
+        assert other.fleet.books
+        await trio.sleep(1)
+        assert one.registrations.news() == []
+        other.sweep()
+        assert other.fleet.books == {}
+
+
+async def test_what_a_worker_says_here_counts_over_what_others_were_told(autojump_clock: MockClock) -> None:
+    async with two_that_share() as (one, other):
+        secret = (await one.register()).secret
+        assert one.report_status(secret, seq=1) == 200
+        await other.register()
+        assert other.report_status(secret, seq=2, running=3) == 200
+        await pass_on(one, other)
+        assert (other.book.snapshot.running, other.book.free) == (3, 1)
+        await trio.sleep(5)
+        assert one.report_status(secret, seq=3) == 200
+        await pass_on(one, other)
+        assert (other.book.snapshot.running, other.book.free) == (0, 4), "it says nothing here any more"
+        other.fleet.probed(other.book, True)
+        assert one.report_status(secret, seq=4, state="draining") == 200
+        await pass_on(one, other)
+        other.fleet.probed(other.book, True)
+        assert other.book.snapshot.state == "draining", "a probe can not tell that"
+
+
+async def test_a_worker_that_signs_off_at_one_gateway_or_came_back_younger_is_gone_at_others(
+    autojump_clock: MockClock,
+) -> None:
+    async with two_that_share() as (one, other):
+        secret = (await one.register()).secret
+        one.report_status(secret)
+        await pass_on(one, other)
+        old = other.book
+        secret = (await one.register(incarnation=11)).secret
+        one.report_status(secret, incarnation=11)
+        await pass_on(one, other)
+        assert old.removed
+        assert (other.book.worker.api_key, other.book.snapshot.incarnation) == (secret, 11)
+        assert one.remove_status(secret, 11) == 200
+        await pass_on(one, other)
+        assert other.fleet.books == {}
+        assert await other.status(incarnation=10) == 409
+        await pass_on(one, other)
+        assert [seen.news.gone for seen in one.registrations.news()] == [True]
+        await trio.sleep(TTL)
+        assert one.registrations.news() == []
+
+
+async def test_while_others_can_not_be_heard_what_they_told_is_believed_and_what_was_heard_here_is_not(
+    autojump_clock: MockClock,
+) -> None:
+    async with two_that_share() as (one, other):
+        one.report_status((await one.register()).secret)
+        other.report_status((await other.register(worker_id="here")).secret, "here")
+        await pass_on(one, other)
+        for _ in range(40):
+            await trio.sleep(1)
+            other.registrations.go_on_believing()
+            other.sweep()
+        assert list(other.fleet.books) == ["gpu-1"]
+        await trio.sleep(TTL)
+        other.sweep()
+        assert other.fleet.books == {}
+
+
+async def test_whom_a_gateway_would_not_let_register_it_does_not_take_in_either(
+    autojump_clock: MockClock,
+) -> None:
+    slow = trio.Event()
+
+    async def resolve(host: str) -> list[str]:
+        if host == "slow":
+            await slow.wait()
+        return await as_written(host)
+
+    async with two_that_share(resolve=resolve) as (one, other):
+        one.registrations = Gateway(allowed=networks("0.0.0.0/0")).registrations
+        for number, host in enumerate(("10.0.0.1", "127.0.0.1")):
+            told = await one.register(worker_id=f"w{number}", url=f"http://{host}:9000")
+            one.report_status(told.secret, f"w{number}")
+        for _ in range(2):
+            await pass_on(one, other)
+        assert list(other.fleet.books) == ["w1"]
+        assert len(other.told) == 1
+        other.registrations.told(WorkerNews(registration(url="http://slow:1"), "ready", 1), TTL)
+        await trio.sleep(6)
+        assert list(other.fleet.books) == ["w1"]
+        await other.register(incarnation=12)
+        other.registrations.told(WorkerNews(registration(), "ready", 1), TTL)
+        await wait_all_tasks_blocked()
+        assert other.book.snapshot.state == "starting", "another incarnation's news"
+
+
+async def test_of_those_that_may_not_be_here_only_so_many_are_remembered(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_gateway.fleet._registrations.MOST_REMEMBERED", 1)
+    async with two_that_share(allowed=()) as (_, other):
+        for name in ("w1", "w2", "w2", "w1"):
+            other.registrations.told(WorkerNews(registration(worker_id=name), "ready", 1), TTL)
+            await wait_all_tasks_blocked()
+        assert len(other.told) == 3

@@ -5,17 +5,20 @@ rest of the process is asked and told stands in `Local`.
 """
 
 from ._member import Heard, Member, Standing, Survey, share_of
-from ._messages import Grant, Reply, Turn, Want, decode_reply, field_of
+from ._messages import ONCE, Grant, News, Reply, Turn, Want, decode_reply, field_of
 from ._replica import Local, Replica, ReplicaSettings, ReplicaStatistics
 from ._store import Connect, Link, StoreAddress, StoreLost, connect, prepare
+from ._vouching import Vouching
 
 __all__ = [
+    "ONCE",
     "Connect",
     "Grant",
     "Heard",
     "Link",
     "Local",
     "Member",
+    "News",
     "Replica",
     "ReplicaSettings",
     "ReplicaStatistics",
@@ -25,6 +28,7 @@ __all__ = [
     "StoreLost",
     "Survey",
     "Turn",
+    "Vouching",
     "Want",
     "connect",
     "decode_reply",

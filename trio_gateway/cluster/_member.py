@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeVar
 
-from ._messages import Grant, Reply, Turn, Want, field_of
+from ._messages import Grant, News, Reply, Turn, Want, field_of
 
 
 class Standing(Enum):
@@ -29,6 +29,7 @@ class Survey:
             tenant.
         rates: what was used since the replica began, and what the bucket holds, by its name; of some.
         marks: what operators said, as it is in force here.
+        news: what was seen here, and others may still believe.
     """
 
     caps: Mapping[str, int]
@@ -37,6 +38,7 @@ class Survey:
     spent: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     rates: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     marks: Mapping[str, str] = field(default_factory=dict)
+    news: Mapping[str, News] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,13 @@ class Heard:
         grants: to be used or not, at once: the next survey tells.
         rates: by name: seconds until the bucket is full, and what it had used here when that was told.
         marks: what is to be in force here, of what is not yet; "" takes back.
+        news: what others saw, by name.
     """
 
     grants: tuple[Grant, ...] = ()
     rates: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     marks: Mapping[str, str] = field(default_factory=dict)
+    news: Mapping[str, News] = field(default_factory=dict)
 
 
 class Member:
@@ -79,6 +83,8 @@ class Member:
         self._told_caps: dict[str, int] = {}
         self._told_have: dict[str, int] = {}
         self._told_want: dict[str, Want] = {}
+        self._told_news: dict[str, News] = {}
+        self._seen = 0
         self._told_rates: dict[str, float] = {}
         self._told_served: dict[str, float] = {}
         self._told_settled: dict[str, float] = {}
@@ -110,6 +116,7 @@ class Member:
         }
         if self._whole:
             self._told_caps, self._told_have, self._told_want = {}, {}, {}
+            self._told_news = {}
         gone = dict.fromkeys(self._told_have.keys() - survey.have.keys(), 0)
         left = dict.fromkeys(self._told_want.keys() - survey.want.keys(), Want(0))
         self._sent = Turn(
@@ -131,6 +138,8 @@ class Member:
                 for name, (used, size) in survey.rates.items()
             },
             marks=self._new_marks(survey.marks),
+            news=_changed(survey.news, self._told_news),
+            seen=self._seen,
         )
         return self._sent
 
@@ -145,6 +154,10 @@ class Member:
         """Make the last turn."""
         self._seq += 1
         return Turn(self.replica, self._epoch, self._seq, round(self._lease * 1000), leave=True)
+
+    def agreed(self, name: str) -> str | None:
+        """Answer a mark as the store has it, if it does."""
+        return self._marks.get(name)
 
     # -- keeping
 
@@ -172,6 +185,7 @@ class Member:
             return Heard()
         self._told_caps, self._told_want = dict(self._surveyed.caps), dict(self._surveyed.want)
         self._told_have = dict(self._surveyed.have)
+        self._told_news, self._seen = dict(self._surveyed.news), reply.seen
         self._counted = dict(self._surveyed.have)
         self._told_served |= sent.served
         self._told_settled |= sent.settled
@@ -191,7 +205,7 @@ class Member:
             used, _ = sent.rates[name]
             self._told_rates[name] = used
             rates[name] = (until_full, used + self._rates_before[name])
-        return Heard(grants, rates, self._take_marks(sent, reply))
+        return Heard(grants, rates, self._take_marks(sent, reply), reply.news)
 
     def _take_marks(self, sent: Turn, reply: Reply) -> dict[str, str]:
         if reply.born != self._born:
@@ -221,7 +235,7 @@ class Member:
 
     def _forget_epoch(self) -> None:
         """The store has forgotten this replica: what it was told since it joined begins anew."""
-        self._epoch = self._ack = self._version = 0
+        self._epoch = self._ack = self._version = self._seen = 0
         self._served = _untold(self._served, self._told_served)
         self._settled = _untold(self._settled, self._told_settled)
         self._told_served, self._told_settled = {}, {}

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+ONCE: Final = "once:"  # begins the names of marks of which the first word counts, and not the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,23 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
+class News:
+    """Something that one replica saw, and that others may believe for a while.
+
+    Attributes:
+        value: what, in the form of its key.
+        rank: while one is believed, only those of the same key whose rank is not lower, as text, replace it.
+        left: milliseconds for which it is to be believed.
+        stamp: another one each time that it was seen again and is to be believed longer; not told.
+    """
+
+    value: str
+    rank: str = ""
+    left: int = field(default=0, compare=False)
+    stamp: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """All that a replica tells. Maps have what changed since the last turn that was answered.
 
@@ -75,7 +94,9 @@ class Turn:
         served: tokens for their weight that were charged since it joined, by `field_of` group and tenant.
         settled: the same, without what is only estimated.
         rates: what was used since it joined, and what a bucket holds a minute, by the bucket's name.
-        marks: what operators said, by name; "" takes back.
+        marks: what operators said, by name; "" takes back. See `ONCE`.
+        news: what was seen, by name; it is forgotten by itself.
+        seen: number of the last news that it knows.
     """
 
     replica: str
@@ -94,6 +115,8 @@ class Turn:
     settled: dict[str, float] = field(default_factory=dict)
     rates: dict[str, tuple[float, int]] = field(default_factory=dict)
     marks: dict[str, str] = field(default_factory=dict)
+    news: dict[str, News] = field(default_factory=dict)
+    seen: int = 0
 
     def encode(self) -> bytes:
         """Express it for the script."""
@@ -115,6 +138,11 @@ class Turn:
                 "settled": self.settled,
                 "rates": {name: {"used": used, "size": size} for name, (used, size) in self.rates.items()},
                 "marks": self.marks,
+                "news": {
+                    key: {"value": news.value, "rank": news.rank, "left": news.left}
+                    for key, news in self.news.items()
+                },
+                "seen": self.seen,
             },
             separators=(",", ":"),
         ).encode()
@@ -145,6 +173,8 @@ class Reply:
         marks: all of them, if they are others than the replica knows.
         born: names the store's memory: another one after it lost what it knew.
         contended: somebody waits for something that is not there.
+        news: what others saw and this one does not know, by name.
+        seen: number of the last of them.
     """
 
     state: str
@@ -157,6 +187,8 @@ class Reply:
     marks: dict[str, str] | None = None
     born: str = ""
     contended: bool = False
+    news: dict[str, News] = field(default_factory=dict)
+    seen: int = 0
 
 
 def field_of(group: str, tenant: str) -> str:
@@ -192,4 +224,9 @@ def decode_reply(data: bytes) -> Reply:
         None if marks is None else dict(marks),
         str(told["born"]),
         bool(told["contended"]),
+        {
+            key: News(str(each["value"]), str(each["rank"]), int(each["left"]))
+            for key, each in dict(told["news"]).items()
+        },
+        int(told["seen"]),
     )

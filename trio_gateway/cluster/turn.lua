@@ -12,6 +12,7 @@ local LIVE, EPOCHS, SEQS = root .. 'live', root .. 'epochs', root .. 'seqs'
 local CAPS, USED, EXPECT = root .. 'caps', root .. 'used', root .. 'expect'
 local SERVICE, SETTLED, LEFT = root .. 'service', root .. 'settled', root .. 'left'
 local RATES, MARKS = root .. 'rates', root .. 'marks'
+local NEWS, NUMBERS, UNTIL = root .. 'news', root .. 'numbers', root .. 'until'
 
 local function of(what, replica) return root .. what .. ':' .. replica end
 
@@ -116,12 +117,36 @@ for field, rate in pairs(turn.rates) do
   rates[field] = math.max(full - now, 0)
 end
 
--- What operators said: the last word counts.
+-- What operators said: the last word counts. What has to be said once, is not said anew.
 for field, value in pairs(turn.marks) do
-  if value == '' then redis.call('HDEL', MARKS, field) else redis.call('HSET', MARKS, field, value) end
+  if string.sub(field, 1, 5) == 'once:' then redis.call('HSETNX', MARKS, field, value)
+  elseif value == '' then redis.call('HDEL', MARKS, field) else redis.call('HSET', MARKS, field, value) end
   redis.call('INCR', root .. 'version')
 end
 local version = tonumber(redis.call('GET', root .. 'version') or 0)
+
+-- What it saw, and others may believe for a while.
+for _, key in ipairs(redis.call('ZRANGEBYSCORE', UNTIL, '-inf', now)) do
+  redis.call('HDEL', NEWS, key)
+  redis.call('ZREM', NUMBERS, key)
+  redis.call('ZREM', UNTIL, key)
+end
+for key, told in pairs(turn.news) do
+  local known = redis.call('HGET', NEWS, key)
+  if told.left > 0 and not (known and cjson.decode(known).rank > told.rank) then
+    redis.call('HSET', NEWS, key, cjson.encode({value = told.value, rank = told.rank, by = me}))
+    redis.call('ZADD', NUMBERS, redis.call('INCR', root .. 'seen'), key)
+    redis.call('ZADD', UNTIL, now + told.left, key)
+  end
+end
+local news = {}
+for _, key in ipairs(redis.call('ZRANGEBYSCORE', NUMBERS, '(' .. turn.seen, '+inf')) do
+  local known = cjson.decode(redis.call('HGET', NEWS, key))
+  if known.by ~= me then
+    local left = redis.call('ZSCORE', UNTIL, key) - now
+    news[key] = {value = known.value, rank = known.rank, left = left}
+  end
+end
 
 -- What it wants. A tenant that comes is lifted to the least of those that wait, or to the last one that left; by
 -- what they were really served, since estimates are given back.
@@ -246,6 +271,6 @@ local reply = {
   state = 'joined', epoch = epoch, live = #replicas, grants = told_grants, rates = rates,
   settling = settling, version = version, contended = contended, born = redis.call('GET', root .. 'born') or '',
 }
-reply.members = replicas
+reply.members, reply.news, reply.seen = replicas, news, tonumber(redis.call('GET', root .. 'seen') or 0)
 if version ~= turn.version then reply.marks = pairs_of(MARKS) end
 return cjson.encode(reply)

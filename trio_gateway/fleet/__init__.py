@@ -6,7 +6,7 @@ from ._dialects import DIALECTS
 from ._drain import DrainKeeper
 from ._kubernetes import KubernetesAccess, PodWorkers
 from ._names import NamedWorkers
-from ._registrations import Registrations, RegistrationSettings, Turned
+from ._registrations import Registrations, RegistrationSettings, Seen, Turned, make_secret
 from ._registry import KEPT, Fleet, Route
 from ._watch import FleetWatch, WatchSettings, Ways
 
@@ -28,10 +28,12 @@ __all__ = [
     "RegistrationSettings",
     "Registrations",
     "Route",
+    "Seen",
     "Transition",
     "Turned",
     "WatchSettings",
     "Ways",
     "WorkerBook",
+    "make_secret",
     "slots_for",
 ]

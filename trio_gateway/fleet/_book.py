@@ -77,6 +77,7 @@ class WorkerBook:
         tokens: outstanding in running attempts, as far as requests tell.
         attempts, faults: since start.
         trials: exchange that tries first after an outage, by model.
+        hints: until when another gateway's breaker makes it suspect, by model.
         models: names that it reports; None: nobody asked it yet.
         expires_at: when a registered worker is forgotten unless it says something; None: a static one.
         operator: what an operator did to it: `UNTOUCHED`, `DRAINED` or `EJECTED`.
@@ -101,6 +102,7 @@ class WorkerBook:
         self.faults = 0
         self.outages: dict[str, Outage] = {}
         self.trials: dict[str, str] = {}
+        self.hints: dict[str, float] = {}
         self.breakers: dict[str, Breaker] = {}
         self.snapshot = Snapshot()
         self.probe = ProbeState(settings.probe_interval, settings.probe_failures, settings.probe_successes)
@@ -278,6 +280,13 @@ class WorkerBook:
         breaker = self.breakers.get(model)
         return breaker is not None and breaker.refuses(now)
 
+    def hinted(self, model: str, now: float) -> bool:
+        """Whether it is suspect for a model, since it failed elsewhere and gave no output here since."""
+        if self.hints.get(model, now) <= now:
+            self.hints.pop(model, None)
+            return False
+        return True
+
     def open(self, request: InternalRequest, now: float) -> bool:
         """Whether the request may be placed here, if there is room."""
         if not self.takes(request, now):
@@ -319,7 +328,7 @@ class WorkerBook:
             free if slots == 1 else free // slots,
             age,
             not excluded and self.open(request, now),
-            known.suspect or self.progress.still(now),
+            known.suspect or (self.hints and self.hinted(request.model, now)) or self.progress.still(now),
             loaded,
         )
 

@@ -151,6 +151,10 @@ class Breaker:
             return 0.0
         return self._cooldown if self._state is BreakerState.FORCED else max(self._until - now, 0.0)
 
+    def opening(self, now: float) -> int | None:
+        """Number of the opening by faults whose cooldown is not over; None: it is not open for that."""
+        return self._era if self.state(now) is BreakerState.OPEN else None
+
     def opens_at(self) -> float | None:
         """When a probe, or a trial of a worker without one, is due; None: nothing is due by time."""
         return self._until if self._state in (BreakerState.OPEN, BreakerState.PROBING) else None

@@ -2,21 +2,27 @@
 
 A worker is known by its id and incarnation. A higher incarnation is a new process: it
 gets a book of its own, and what the old one still owes is over. A lower one is told to go.
+
+Gateways that share tell each other what workers said to one of them: see `Registrations.news` and `told`.
 """
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
+import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
+import msgspec
+import trio
+
 from ..contract import TlsPort, Worker
-from ..wire import Registered, Registration, WorkerReport, status_of
+from ..wire import Registered, Registration, WorkerNews, WorkerReport, status_of
 from ._book import WorkerBook
 from ._dialects import DIALECTS
 from ._drain import DrainKeeper
@@ -26,6 +32,8 @@ from ._snapshot import Snapshot, Source
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 SECRET_BYTES: Final = 24
 MOST_REMEMBERED: Final = 10_000  # workers that are gone
+TOLD_IN_A_TTL: Final = 3  # times that others are told of a worker of which nothing changes
+RESOLVE_LIMIT: Final = 5.0  # seconds, for the name of a worker that others told of
 
 
 class Turned(Exception):
@@ -52,15 +60,41 @@ class RegistrationSettings:
     tls: TlsPort | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a worker said here.
+
+    Attributes:
+        left: seconds for which it is to be believed.
+        period: another one when it was heard of again for long enough to say it again.
+    """
+
+    news: WorkerNews
+    left: float = field(compare=False)
+    period: int
+
+
 @dataclass(slots=True)
 class _Entry:
-    incarnation: int
-    url: str
+    asked: Registration
     secret: str
     book: WorkerBook
+    heard_at: float = -math.inf  # when it said anything here
+    told_at: float = -math.inf  # when another gateway told of it
+    news: WorkerNews | None = None  # what it said
+    period: int = 0
+
+    @property
+    def incarnation(self) -> int:
+        return self.asked.incarnation
+
+    @property
+    def url(self) -> str:
+        return self.asked.url
 
 
-def _make_secret(asked: Registration) -> str:
+def make_secret(asked: Registration) -> str:
+    """Make a secret that nobody else can know."""
     return secrets.token_hex(SECRET_BYTES)
 
 
@@ -87,7 +121,7 @@ class Registrations:
         resolve: Callable[[str], Awaitable[Sequence[str]]],
         begin: Callable[[WorkerBook], None],
         tell: Callable[[str, str], None] = _tell_nobody,
-        make_secret: Callable[[Registration], str] = _make_secret,
+        make_secret: Callable[[Registration], str] = make_secret,
     ) -> None:
         self._fleet = fleet
         self._drain = drain
@@ -100,6 +134,10 @@ class Registrations:
         self._entries: dict[str, _Entry] = {}
         self._gone: OrderedDict[str, int] = OrderedDict()  # the last incarnation of those that were forgotten
         self._static = frozenset(fleet.books)
+        self._signed_off: dict[str, tuple[WorkerNews, float]] = {}  # and until when others are told
+        self._strangers: dict[str, tuple[WorkerNews, float]] = {}  # that others told of, and until when
+        self._shunned: OrderedDict[str, Registration] = OrderedDict()  # those of them that may not be here
+        self._stranger_came = trio.Event()
 
     def reserve(self, configured: Iterable[str]) -> None:
         """Take no worker under these names; one that is there is forgotten, but for its book."""
@@ -177,7 +215,7 @@ class Registrations:
         unheard = Snapshot(source=Source.HEARTBEAT, taken_at=self._now(), state="starting")
         book = self._fleet.add(worker, asked.models, unheard)
         book.expires_at = self._now() + self._settings.ttl
-        entry = self._entries[asked.worker_id] = _Entry(asked.incarnation, asked.url, secret, book)
+        entry = self._entries[asked.worker_id] = _Entry(asked, secret, book)
         self._begin(book)
         return entry
 
@@ -196,6 +234,7 @@ class Registrations:
         if report.incarnation < entry.incarnation:
             raise Turned(409, "a younger incarnation of this worker is known")
         entry.book.expires_at = self._now() + self._settings.ttl
+        self._note(entry, report)
         status = status_of(report)
         worker, known = entry.book.worker, entry.book.snapshot
         whole = status.requests is not None or not (status.running or status.queued)
@@ -216,6 +255,12 @@ class Registrations:
         entry = self._known(worker_id, shown)
         if incarnation is not None and incarnation < entry.incarnation:
             raise Turned(409, "a younger incarnation of this worker is known")
+        if entry.news is not None:
+            gone = msgspec.structs.replace(entry.news, gone=True)
+            self._signed_off[worker_id] = gone, self._now() + self._settings.ttl
+        self._sign_off(worker_id, entry)
+
+    def _sign_off(self, worker_id: str, entry: _Entry) -> None:
         self._remember(worker_id, entry)
         self._end(entry, process_gone=False)
         self._tell(worker_id, "signed off")
@@ -242,6 +287,112 @@ class Registrations:
             entry = self._entries.get(book.worker.id)
             if entry is not None and entry.book is book:
                 self._remember(book.worker.id, entry)
+
+    # -- what gateways tell each other
+
+    def _note(self, entry: _Entry, report: WorkerReport) -> None:
+        """Remember what others are to be told; not each report is news."""
+        entry.heard_at = self._now()
+        period, before = int(entry.heard_at * TOLD_IN_A_TTL / self._settings.ttl), entry.news
+        if before is None or (period, report.state, report.models, report.slots) != (
+            entry.period,
+            before.state,
+            before.registration.models,
+            before.registration.slots,
+        ):
+            asked = msgspec.structs.replace(entry.asked, models=report.models, slots=report.slots)
+            entry.news, entry.period = WorkerNews(asked, report.state, report.seq), period
+
+    def news(self) -> list[Seen]:
+        """What workers said here, while others may believe it."""
+        now, ttl = self._now(), self._settings.ttl
+        self._signed_off = {name: each for name, each in self._signed_off.items() if each[1] > now}
+        return [
+            *(
+                Seen(entry.news, entry.heard_at + ttl - now, entry.period)
+                for entry in self._entries.values()
+                if entry.news is not None and entry.heard_at + ttl > now
+            ),
+            *(Seen(news, until - now, 0) for news, until in self._signed_off.values()),
+        ]
+
+    def told(self, news: WorkerNews, left: float) -> None:
+        """Take what a worker said to another gateway, which is to be believed for ``left`` seconds."""
+        asked, now = news.registration, self._now()
+        name, entry = asked.worker_id, self._entries.get(asked.worker_id)
+        if name in self._static or asked.incarnation < self._last_incarnation(name):
+            return
+        self._strangers.pop(name, None)
+        if news.gone:
+            if entry is not None:
+                self._sign_off(name, entry)
+        elif entry is not None and (entry.incarnation, entry.url) == (asked.incarnation, asked.url):
+            self._believe(entry, news, left)
+        elif self._shunned.get(name) != asked:
+            self._strangers[name] = news, now + left
+            self._stranger_came.set()
+
+    def _believe(self, entry: _Entry, news: WorkerNews, left: float) -> None:
+        """Take over a state, where nothing newer was said here."""
+        book, now, asked = entry.book, self._now(), news.registration
+        entry.told_at = now
+        book.expires_at = max(book.expires_at or now, now + left)
+        unheard = now > entry.heard_at + 2 * self._settings.heartbeat_interval
+        if news.seq < book.snapshot.seq or not (unheard or news.state != book.snapshot.state):
+            return
+        reading = Snapshot(
+            incarnation=asked.incarnation,
+            seq=news.seq,
+            source=Source.TOLD,
+            taken_at=now,
+            slots=asked.slots,
+            state=news.state,
+        )
+        self._fleet.read(book, reading)
+        self._fleet.report_models(book, asked.models)
+
+    def go_on_believing(self) -> None:
+        """Let no worker expire that others told of, since they can not be heard at the moment."""
+        until = self._now() + self._settings.ttl
+        for entry in self._entries.values():
+            if entry.told_at > entry.heard_at:
+                entry.book.expires_at = until
+
+    async def meet(self) -> None:
+        """Take in the workers that others told of, for ever."""
+        while True:
+            await self._stranger_came.wait()
+            self._stranger_came = trio.Event()
+            while self._strangers:
+                news, until = self._strangers.pop(next(iter(self._strangers)))
+                try:
+                    await self._take_in(news, until)
+                except Turned as turned:
+                    self._shun(news.registration, str(turned))
+
+    async def _take_in(self, news: WorkerNews, until: float) -> None:
+        asked = news.registration
+        host, port = self._address(asked.url)
+        with trio.move_on_after(RESOLVE_LIMIT) as limit:
+            address = await self._allowed(host)
+        if limit.cancelled_caught:
+            return  # others will tell of it again
+        self._expect_new(asked)  # it, or another, may have come in the meantime
+        entry = self._entries.get(asked.worker_id)
+        if entry is None or (entry.incarnation, entry.url) != (asked.incarnation, asked.url):
+            entry = self._enter(asked, host, port, address)
+            entry.book.expires_at = until
+        self._believe(entry, news, until - self._now())
+
+    def _shun(self, asked: Registration, why: str) -> None:
+        """Tell once why a worker is not taken in."""
+        self._shunned.pop(asked.worker_id, None)
+        self._shunned[asked.worker_id] = asked
+        if len(self._shunned) > MOST_REMEMBERED:
+            self._shunned.popitem(last=False)
+        self._tell(asked.worker_id, f"another gateway told of it, and it is not taken: {why}")
+
+    # -- forgetting
 
     def _remember(self, worker_id: str, entry: _Entry) -> None:
         """Forget a worker but for its incarnation, so that an old process does not come back."""

@@ -747,6 +747,8 @@ class Fleet:
         held_back = request.model in book.outages or not book.breaker(request.model).allows(now)
         before = book.snapshot
         book.snapshot = before.gave_output()
+        if book.hints:
+            book.hints.pop(request.model, None)
         book.probe.event(now)
         book.breaker(request.model).output(request.exchange_id, now)
         self._end_outage(book, request.model)
@@ -836,6 +838,25 @@ class Fleet:
         elif events:
             book.probe.event(at)
             book.progress.progressed(exchange_id, at, events)
+
+    # -- what gateways tell each other of breakers
+
+    def spared(self) -> list[tuple[str, str, float, int]]:
+        """Workers and models whose breaker opened here, for how many seconds more, and how often before."""
+        now = self._now()
+        return [
+            (worker_id, model, breaker.remaining(now), opening)
+            for worker_id, book in self.books.items()
+            for model, breaker in book.breakers.items()
+            if (opening := breaker.opening(now)) is not None
+        ]
+
+    def hint(self, worker_id: str, model: str, seconds: float) -> None:
+        """Another gateway's breaker of a worker opened: it comes last here, until the time or an output."""
+        book = self.books.get(worker_id)
+        if book is not None and model in self.routes:
+            book.hints[model] = self._now() + seconds
+            self.asked(book)
 
     # -- what operators say of breakers
 

@@ -26,6 +26,7 @@ class Source(enum.Enum):
     OWN = "own"  # nobody tells: this process's counts are all there is, and never old
     SCRAPED = "scraped"  # gauges of the engine
     HEARTBEAT = "heartbeat"  # the agent's reports
+    TOLD = "told"  # the agent's reports to another gateway: its state, and no counts
 
 
 State = Literal["starting", "ready", "draining", "stopping"]
@@ -71,7 +72,7 @@ class Snapshot:
 
     def age(self, now: float) -> float:
         """Seconds since the reading was true; 0 where this process's counts are all there is."""
-        return 0.0 if self.source is Source.OWN else max(now - self.taken_at, 0.0)
+        return 0.0 if self.source in (Source.OWN, Source.TOLD) else max(now - self.taken_at, 0.0)
 
     def stale(self, now: float, bound: float) -> bool:
         """Whether it is too old to be believed. Then the worker counts as loaded."""
@@ -136,7 +137,7 @@ class Snapshot:
 
     def probed_well(self) -> Snapshot:
         """A probe was good. An agent says itself when it drains; of an engine, a probe is the best news."""
-        state = self.state if self.source is Source.HEARTBEAT else "ready"
+        state = self.state if self.source in (Source.HEARTBEAT, Source.TOLD) else "ready"
         return replace(self, suspect=False, unready=False, state=state)
 
     def rejected(self, reason: str, model: str, now: float, slots: int, own: int) -> Snapshot:

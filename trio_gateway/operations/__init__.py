@@ -31,7 +31,7 @@ from ._making import (
 )
 from ._operations import Operations
 from ._part import settings_of
-from ._sharing import Sharing
+from ._sharing import SharedSecrets, Sharing
 from ._signals import reload_at_signals, version_of
 from ._statistics import statistics
 
@@ -41,6 +41,7 @@ __all__ = [
     "House",
     "Operations",
     "Prepared",
+    "SharedSecrets",
     "Sharing",
     "Trail",
     "admission_limits",

@@ -1,17 +1,35 @@
-"""This process as the store of a cluster sees it: what it has, wants and was charged, what it is granted."""
+"""This process as the store of a cluster sees it: what it has, wants and was charged, what it is granted.
+
+What workers say to one replica, others hear from it: who is there, and in which state; and which workers a
+breaker spares. That goes along with turns that are taken anyway.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from secrets import token_hex
 from typing import Final
 
 import trio
 
 from ..admission import TIERS, Admission, Line
-from ..cluster import Grant, Heard, Member, Standing, Survey, Want, field_of, share_of
+from ..cluster import (
+    ONCE,
+    Grant,
+    Heard,
+    Member,
+    News,
+    Standing,
+    Survey,
+    Vouching,
+    Want,
+    field_of,
+    share_of,
+)
 from ..errors import Problem
-from ..fleet import UNTOUCHED, Fleet, slots_for
+from ..fleet import UNTOUCHED, Fleet, Registrations, Seen, Turned, slots_for
 from ..tenancy import RateBook
+from ..wire import Registration, WorkerNews, read_message, write_message
 
 LOOK_AT_RATES: Final = 0.05  # seconds between two looks at what others used of rates that are used here
 MOST_AT_ONCE: Final = 32  # wanted for one line at a time
@@ -19,7 +37,32 @@ MOST_LINES: Final = 10_000  # remembered
 FROZEN: Final = "frozen:"
 TOUCHED: Final = "worker:"
 WORKER: Final = "worker:"
+SALT: Final = ONCE + "salt"
+REGISTERED: Final = "registered:"
+SPARED: Final = "spared:"
 MOST_SLOTS: Final = 2**31  # more than any worker has
+
+
+class SharedSecrets:
+    """Makes the secrets of workers that register, so that all replicas have the same.
+
+    Attributes:
+        salt: of the cluster; None: the store was not reached yet.
+    """
+
+    def __init__(self, vouching: Vouching) -> None:
+        self.vouching: Final = vouching
+        self.salt: str | None = None
+
+    def make(self, asked: Registration) -> str:
+        """Make the secret of a worker.
+
+        Raises:
+            Turned: 503 the store was not reached yet.
+        """
+        if self.salt is None:
+            raise Turned(503, "the store that gateways share was not reached yet")
+        return self.vouching.secret_for(self.salt, asked.worker_id, asked.incarnation, asked.url)
 
 
 class Sharing:
@@ -27,6 +70,8 @@ class Sharing:
 
     Args:
         member: what is kept of the store.
+        registrations, secrets: of workers that register; None: none can.
+        make_salt: makes one that nobody can guess.
         split: while the store is lost, place by this replica's share; else refuse.
     """
 
@@ -38,12 +83,20 @@ class Sharing:
         member: Member,
         *,
         split: bool,
+        registrations: Registrations | None = None,
+        secrets: SharedSecrets | None = None,
+        make_salt: Callable[[], str] = token_hex,
     ) -> None:
         self._admission = admission
         self._fleet = fleet
         self._rates = rates
         self._member = member
         self._split = split
+        self._registrations = registrations
+        self._secrets = secrets
+        self._make_salt = make_salt
+        self._salt = ""
+        self._sealed: dict[str, tuple[Seen, str]] = {}
         self._lines: dict[str, Line] = {}
         self._used: dict[str, float] = {}
         self._looked = 0.0
@@ -72,7 +125,7 @@ class Sharing:
             field_of(_group(pool, tier), tenant): both
             for (pool, tier, tenant), both in self._admission.take_spent().items()
         }
-        return Survey(caps, have, want, spent, dict(self._rates_to_tell()), self._marks())
+        return Survey(caps, have, want, spent, dict(self._rates_to_tell()), self._marks(), self._news())
 
     def _want(self, line: Line) -> Want | None:
         workers = self._fleet.open_workers(line.first, line.without)
@@ -117,7 +170,30 @@ class Sharing:
 
     def _marks(self) -> dict[str, str]:
         frozen = {FROZEN + tenant: "1" for tenant in self._admission.frozen}
-        return frozen | {TOUCHED + worker: how for worker, how in self._fleet.touched.items()}
+        touched = {TOUCHED + worker: how for worker, how in self._fleet.touched.items()}
+        return frozen | touched | ({SALT: self._salt} if self._salt else {})
+
+    def _news(self) -> dict[str, News]:
+        """What workers said here, and of which of them breakers opened here."""
+        spared = {
+            f"{SPARED}{worker}\n{model}": News("", left=round(1000 * left), stamp=opening)
+            for worker, model, left, opening in self._fleet.spared()
+        }
+        return spared | dict(self._workers_to_tell())
+
+    def _workers_to_tell(self) -> Iterator[tuple[str, News]]:
+        if self._registrations is None or self._secrets is None or self._secrets.salt is None:
+            return
+        before, self._sealed = self._sealed, {}
+        for seen in self._registrations.news():
+            asked = seen.news.registration
+            name = REGISTERED + asked.worker_id
+            known, value = before.get(name, (None, ""))
+            if seen != known:
+                value = self._secrets.vouching.seal(name, write_message(seen.news).decode())
+            self._sealed[name] = seen, value
+            rank = f"{asked.incarnation:020}{seen.news.gone:d}"
+            yield name, News(value, rank, round(1000 * seen.left), seen.period)
 
     def kept(self, tenant: str, pool: str, tier: int) -> Mapping[str, int]:
         """Slots that the store counts as had here and nobody uses, by worker, that are a tenant's to use."""
@@ -154,7 +230,36 @@ class Sharing:
                 buckets[name].agree(until_full, used, now)
         for name, value in heard.marks.items():
             self._take_mark(name, value)
+        self._agree_on_salt()
+        for name, news in heard.news.items():
+            self._take_news(name, news)
         return all(useful)
+
+    def _agree_on_salt(self) -> None:
+        """Have the salt that the store has; it takes the first that it is told.
+
+        A store that has just begun may be told an older one yet, by those who were here before.
+        """
+        if self._secrets is None:
+            return
+        if not self._salt:
+            self._salt = "" if self._member.settling else self._make_salt()
+        elif self._member.agreed(SALT) == self._salt:
+            self._secrets.salt = self._salt
+
+    def _take_news(self, name: str, news: News) -> None:
+        left = news.left / 1000
+        if name.startswith(SPARED):
+            worker, _, model = name.removeprefix(SPARED).partition("\n")
+            self._fleet.hint(worker, model, left)
+        elif name.startswith(REGISTERED) and self._registrations is not None and self._secrets is not None:
+            text = self._secrets.vouching.opened(name, news.value)
+            if text is not None:
+                try:
+                    told = read_message(text.encode(), WorkerNews)
+                except ValueError:
+                    return  # another version says it otherwise
+                self._registrations.told(told, left)
 
     def _use_grant(self, grant: Grant) -> bool:
         line = self._lines.get(grant.want)
@@ -170,6 +275,8 @@ class Sharing:
             self._admission.freeze(tenant) if value else self._admission.thaw(tenant)
         elif name.startswith(TOUCHED):
             self._fleet.touch_anywhere(name.removeprefix(TOUCHED), value or UNTOUCHED)
+        elif name == SALT:
+            self._salt = value or self._salt
 
     def stand(self, standing: Standing, members: tuple[str, ...], poke: Callable[[bool], None]) -> None:
         """See Local."""

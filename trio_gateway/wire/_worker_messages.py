@@ -259,6 +259,21 @@ class WorkerReport(msgspec.Struct, frozen=True):
     requests: Annotated[list[RunningRequest], Meta(max_length=65_536)] | UnsetType = UNSET
 
 
+class WorkerNews(msgspec.Struct, frozen=True):
+    """What one gateway tells others of a worker that reports to it.
+
+    Attributes:
+        registration: as it registered, with the models and slots that it reported last.
+        state, seq: as it reported last.
+        gone: it signed off.
+    """
+
+    registration: Registration
+    state: WorkerState
+    seq: Count
+    gone: bool = False
+
+
 class Generate(msgspec.Struct, frozen=True):
     """One attempt, on its way to an agent.
 
@@ -307,7 +322,7 @@ _M = TypeVar("_M", bound=msgspec.Struct)
 _write = msgspec.json.Encoder().encode
 _DECODERS: Final[dict[type, msgspec.json.Decoder[Any]]] = {
     kind: msgspec.json.Decoder(kind)
-    for kind in (Registration, Registered, WorkerReport, Generate, Rejection, Release)
+    for kind in (Registration, Registered, WorkerReport, WorkerNews, Generate, Rejection, Release)
 }
 
 
