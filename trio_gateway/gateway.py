@@ -173,7 +173,7 @@ class Gateway:
         self.watch: Final = HangupWatch()
         self.clocks: Final = ExchangeClocks()
         self.cycles: Final = CycleCollector()
-        self.read_loop: Final = ReadLoop() if read_together else None
+        self.read_loop: Final = ReadLoop(others=self._part.of - 1) if read_together else None
         self.drain: Final = DrainKeeper(self._note_idle, self._note_let_go)
         self.idle_times: Final = Counter[str]()
         self.buffers: Final = BufferPool(settings.delivery.total_buffer_bytes)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_gateway.flow import EpollPoller, ReadLoop
-from trio_gateway.flow._read_loop import GATHER, STEPS_A_TURN, TURN
+from trio_gateway.flow._read_loop import GATHER, MOST_GATHER, STEPS_A_TURN, TURN
 from trio_gateway.testing import FakePoller, until
 
 
@@ -57,9 +57,9 @@ Open = Callable[..., Stream]
 
 
 @asynccontextmanager
-async def looping() -> AsyncIterator[tuple[ReadLoop, FakePoller, trio.Nursery]]:
+async def looping(others: int = 0) -> AsyncIterator[tuple[ReadLoop, FakePoller, trio.Nursery]]:
     poller = FakePoller()
-    loop = ReadLoop(poller)
+    loop = ReadLoop(poller, others)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(loop.run)  # noqa: ASYNC113 - it waits until it is there
         await wait_all_tasks_blocked()
@@ -391,6 +391,24 @@ async def test_a_lone_stream_is_read_at_once_and_dense_ones_are_gathered(autojum
         assert lone.taken == ["a"]
         await trio.sleep(GATHER * 1.1)
         assert lone.taken == ["a", "b"]
+
+
+@pytest.mark.parametrize(("others", "wait"), [(0, GATHER), (1, 2 * GATHER), (7, MOST_GATHER)])
+async def test_the_more_processes_share_the_tokens_the_longer_each_gathers_but_never_for_long(
+    autojump_clock: MockClock, others: int, wait: float
+) -> None:
+    async with looping(others) as (loop, poller, nursery):
+        stream = Stream(loop, poller)
+        nursery.start_soon(stream.read)
+        await wait_all_tasks_blocked()
+        for item in "ab":
+            stream.say(item)
+            await wait_all_tasks_blocked()
+        stream.say("c")
+        await trio.sleep(wait * 0.9)
+        assert "c" not in stream.taken
+        await trio.sleep(wait * 0.2)
+        assert stream.taken == ["a", "b", "c"]
 
 
 async def test_bursts_with_nothing_between_them_are_waited_after_less_and_less(

@@ -15,7 +15,7 @@ The rules that make that safe:
 - After 64 steps, or a millisecond, all other tasks have their turn. Where those take longer, so does the next
   turn, up to 4 ms: else a rush of requests, half a millisecond each, would leave tokens a tenth of the core.
 - Where tokens come densely, the loop waits a millisecond before it looks again, so that
-  one look finds several. A lone stream never waits.
+  one look finds several. A lone stream never waits. Two processes that share the tokens of one wait two.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ STEPS_A_TURN: Final = 64
 TURN: Final = 1 * MILLISECONDS
 LONGEST_TURN: Final = 4 * MILLISECONDS
 GATHER: Final = 1 * MILLISECONDS
+MOST_GATHER: Final = 2 * MILLISECONDS  # that a token may come later, for the sake of processor time
 DENSE: Final = 2  # steps expected within that time, from which on it pays
 
 MOST_WARY: Final = 63  # times in a row that it is not done, after it was in vain
@@ -113,10 +114,13 @@ class ReadLoop:
 
     Args:
         poller: closed by `close`.
+        others: processes beside this one that read as many streams each: so that a look finds as many tokens
+            as that of a single process would, it waits longer.
     """
 
-    def __init__(self, poller: Poller | None = None) -> None:
+    def __init__(self, poller: Poller | None = None, others: int = 0) -> None:
         self._poller = poller or EpollPoller()
+        self._gather = min(GATHER * (1 + others), MOST_GATHER)
         self._attached: dict[int, _Attached] = {}
         self._running = False
         self._looked_at = -math.inf
@@ -187,7 +191,7 @@ class ReadLoop:
                 if ready := self._ready():
                     await self._let_others()
             if self._may_gather(steps):
-                await trio.sleep(GATHER)
+                await trio.sleep(self._gather)
                 ready = self._ready()
                 self._note_gathered(bool(ready))
 
@@ -195,7 +199,7 @@ class ReadLoop:
         """Whether waiting for more pays, if so many steps were taken since this was last asked."""
         now = trio.current_time()
         passed, self._looked_at = now - self._looked_at, now
-        if steps * GATHER < DENSE * passed:
+        if steps * self._gather < DENSE * passed:
             return False
         self._wary -= 1
         return self._wary < 0
