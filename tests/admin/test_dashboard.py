@@ -216,7 +216,6 @@ ACTIONS: Final[
     (WORKER, "Eject", None, ("workers.eject", "w1", {})),
     (WORKER, "Reset breakers", None, ("breakers.reset", "w1", {})),
     (WORKER, "open", None, ("breakers.force", "w1", {"model": "m1", "state": "open"})),
-    (WORKER, "closed", None, ("breakers.force", "w1", {"model": "m1", "state": "closed"})),
     (WORKER, "reset", None, ("breakers.reset", "w1", {"model": "m1"})),
     (("#tenant-list button", "Freeze"), None, None, ("tenants.freeze", "acme", {})),
     (TENANT, "Thaw", None, ("tenants.thaw", "acme", {})),

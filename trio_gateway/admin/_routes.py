@@ -119,7 +119,7 @@ ACTS: Final = (
         "/workers/{id}/breakers/force",
         "breakers.force",
         "ForceBreaker",
-        "Hold a breaker of a worker open or closed until it is reset",
+        "Hold a breaker of a worker open until it is reset, or close it",
         "worker",
     ),
     Act("/limits", "limits.set", "SetLimits", "Change limits, all of them or none"),

@@ -257,7 +257,7 @@ def force_breaker(
     state: Annotated[str, typer.Argument(metavar="STATE", help="open or closed.")],
     as_json: AsJson = False,
 ) -> None:
-    """Hold a breaker of a worker open or closed until it is reset."""
+    """Hold a breaker of a worker open until it is reset, or close it."""
     _act(context, f"/workers/{_segment(id)}/breakers/force", as_json, model=model, state=state)
 
 
