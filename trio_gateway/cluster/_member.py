@@ -201,8 +201,8 @@ class Member:
                 self._told_have[resource] = -1
                 self._counted[resource] = self._counted.get(resource, 0) + count
         rates = {}
-        for name, until_full in reply.rates.items():
-            used, _ = sent.rates[name]
+        for name in reply.rates.keys() & sent.rates.keys():
+            until_full, (used, _) = reply.rates[name], sent.rates[name]
             self._told_rates[name] = used
             rates[name] = (until_full, used + self._rates_before[name])
         return Heard(grants, rates, self._take_marks(sent, reply), reply.news)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+import msgspec
 
 ONCE: Final = "once:"  # begins the names of marks of which the first word counts, and not the last
 
@@ -196,37 +198,81 @@ def field_of(group: str, tenant: str) -> str:
     return f"{group}\n{tenant}"
 
 
+# What the script answers, as it is read: of the right types, numbers finite, text whole characters. Lua tells
+# no empty list from an empty map, and writes large numbers as fractions.
+
+
+class _Granted(msgspec.Struct):
+    want: str
+    worker: str
+    takes: dict[str, float]
+    cost: float
+
+
+class _Numbered(msgspec.Struct):
+    number: float
+    grant: _Granted
+
+
+class _Told(msgspec.Struct):
+    value: str
+    rank: str
+    left: float
+
+
+class _Joined(msgspec.Struct):
+    epoch: float
+    members: list[str] | dict[str, str]
+    grants: list[_Numbered] | dict[str, str]
+    rates: dict[str, float]
+    settling: bool
+    version: float
+    born: str
+    contended: bool
+    news: dict[str, _Told]
+    seen: float
+    marks: dict[str, str] | None = None
+
+
+class _State(msgspec.Struct):
+    state: Literal["joined", "fenced", "late"]
+
+
+_read_state: Final = msgspec.json.Decoder(_State).decode
+_read_joined: Final = msgspec.json.Decoder(_Joined).decode
+
+
 def decode_reply(data: bytes) -> Reply:
-    """Read what the script answers. Raises ValueError or KeyError if it is something else."""
-    told = json.loads(data)
-    if told["state"] != "joined":
-        return Reply(told["state"])
-    # Lua does not tell an empty list from an empty map.
+    """Read what the script answers. Raises ValueError if it is something else, whatever that is."""
+    try:
+        state = _read_state(data).state
+        if state != "joined":
+            return Reply(state)
+        told = _read_joined(data)
+    except (msgspec.MsgspecError, RecursionError) as exc:
+        raise ValueError(str(exc)) from None
     grants = [
         Grant(
-            int(each["number"]),
-            each["grant"]["want"],
-            each["grant"]["worker"],
-            {name: int(count) for name, count in each["grant"]["takes"].items()},
-            float(each["grant"]["cost"]),
+            int(each.number),
+            each.grant.want,
+            each.grant.worker,
+            {name: int(count) for name, count in each.grant.takes.items()},
+            each.grant.cost,
         )
-        for each in told["grants"] or ()
+        for each in told.grants
+        if isinstance(each, _Numbered)
     ]
-    marks = told.get("marks")
     return Reply(
         "joined",
-        int(told["epoch"]),
-        tuple(sorted(told["members"] or ())),
+        int(told.epoch),
+        tuple(sorted(told.members)),
         tuple(sorted(grants, key=lambda grant: grant.number)),
-        {name: milliseconds / 1000 for name, milliseconds in dict(told["rates"]).items()},
-        bool(told["settling"]),
-        int(told["version"]),
-        None if marks is None else dict(marks),
-        str(told["born"]),
-        bool(told["contended"]),
-        {
-            key: News(str(each["value"]), str(each["rank"]), int(each["left"]))
-            for key, each in dict(told["news"]).items()
-        },
-        int(told["seen"]),
+        {name: milliseconds / 1000 for name, milliseconds in told.rates.items()},
+        told.settling,
+        int(told.version),
+        told.marks,
+        told.born,
+        told.contended,
+        {key: News(each.value, each.rank, int(each.left)) for key, each in told.news.items()},
+        int(told.seen),
     )

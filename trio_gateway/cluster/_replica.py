@@ -167,6 +167,8 @@ class Replica:
             heard = self.member.hear(reply)
             self.member.alive_until = begun + self._settings.lease
             if reply.state != "joined":
+                if reply.state == "late":
+                    await trio.sleep(SECONDS_BETWEEN_LOOKS)  # it may be far ahead
                 continue  # it joins (again) in the next turn
             if before is not Standing.SHARED:
                 self._note(True, f"replicas: {len(reply.members)}")
@@ -180,7 +182,7 @@ class Replica:
     async def _make(self, link: Link, turn: Turn) -> Reply:
         try:
             return decode_reply(await link.turn(turn.encode()))
-        except (ValueError, KeyError, TypeError) as exc:
+        except ValueError as exc:
             raise StoreLost(f"an answer that can not be read: {exc!r}") from None
 
     async def _rest(self) -> None:
