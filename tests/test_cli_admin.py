@@ -100,6 +100,7 @@ ACTING: dict[str, tuple[tuple[str, ...], str | None, dict[str, Any]]] = {
         {"tenant": "acme", "id": "k1", "overlap": 60.0},
     ),
     "reload": (("reload",), None, {}),
+    "processes.replace": (("replace-processes",), None, {}),
     "log_level.set": (("log-level", "debug"), None, {"level": "debug"}),
 }
 
