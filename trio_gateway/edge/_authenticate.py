@@ -71,6 +71,9 @@ def presented_key(head: RequestHead) -> bytes | None:
     """
     bearer = head.header(b"authorization")
     named = head.all(b"x-api-key")
+    if not named:
+        scheme, _, token = (bearer or b"").partition(b" ")
+        return token.strip() if scheme.lower() == b"bearer" else None
     keys = {value.strip() for value in named}
     if bearer is not None:
         scheme, _, token = bearer.partition(b" ")

@@ -66,6 +66,14 @@ class Connection:
         """Bytes that `write` took and the socket did not yet: none, where nothing stands between them."""
         return 0
 
+    def receive_now(self) -> bytes | None:
+        """Answer bytes that are here already, or ``b""`` as `receive` does; None: none are, ask `receive`.
+
+        Raises:
+            ClientGone: the connection was reset.
+        """
+        return self._read(READ_SIZE)
+
     async def receive(self) -> bytes:
         """Answer some bytes; ``b""``: the client will send nothing more.
 
@@ -162,9 +170,27 @@ class Connection:
         self._stream.socket.close()
 
     async def _receive_raw(self, size: int) -> bytes:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        data = self._read(size)
+        if data is not None:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return data
+        while data is None:
+            try:
+                await trio.lowlevel.wait_readable(self._fd)
+            except trio.ClosedResourceError:
+                raise ClientGone from None
+            data = self._read(size)
+        return data
+
+    def _read(self, size: int) -> bytes | None:
+        if self.closed:
+            raise ClientGone
         try:
-            return bytes(await self._stream.receive_some(size))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return os.read(self._fd, size)
+        except BlockingIOError:
+            return None
+        except OSError:
             raise ClientGone from None
 
     def _send(self, data: bytes) -> int:

@@ -36,6 +36,19 @@ from ._resumable_client import KeepTerms, ResumableClient
 
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 TIERS: Final = ("interactive", "standard", "batch")
+_ASKED: Final = frozenset(
+    {
+        b"x-gateway-priority",
+        b"x-gateway-session",
+        b"x-gateway-timeout-ms",
+        b"x-gateway-receipt",
+        b"x-gateway-resumable",
+        b"x-client-request-id",
+        b"x-request-id",
+        b"traceparent",
+        b"content-type",
+    }
+)
 KEPT_ANSWER: Final = 8 * 1024  # bytes that an ended answer takes beside its events (measured: 5 KiB)
 
 Identity = tuple[tuple[str, str], ...]
@@ -71,16 +84,18 @@ class Asked:
 
 def asked_in(head: RequestHead) -> Asked:
     """Read it from the headers of a request."""
-    priority, session = head.header(b"x-gateway-priority"), head.header(b"x-gateway-session")
+    found = head.firsts(_ASKED).get
+    priority, session = found(b"x-gateway-priority"), found(b"x-gateway-session")
+    traced = found(b"traceparent") is not None
     return Asked(
-        timeout_ms=head.header(b"x-gateway-timeout-ms"),
+        timeout_ms=found(b"x-gateway-timeout-ms"),
         priority=None if priority is None else priority.decode("latin-1"),
         session=session.decode("latin-1") if session else None,
-        receipt=head.header(b"x-gateway-receipt") == b"1",
-        client_request_id=client_request_id(head),
-        trace=trace_context(head.all(b"traceparent"), head.all(b"tracestate")),
-        content_type=head.header(b"content-type") or b"",
-        resumable=head.header(b"x-gateway-resumable") == b"1",
+        receipt=found(b"x-gateway-receipt") == b"1",
+        client_request_id=_echoed(found(b"x-client-request-id") or found(b"x-request-id")),
+        trace=trace_context(head.all(b"traceparent"), head.all(b"tracestate")) if traced else (),
+        content_type=found(b"content-type") or b"",
+        resumable=found(b"x-gateway-resumable") == b"1",
     )
 
 
@@ -106,7 +121,10 @@ class GenerateSettings:
 
 def client_request_id(head: RequestHead) -> str | None:
     """Answer the caller's own name for its request, if it is one that can be echoed."""
-    value = head.header(b"x-client-request-id") or head.header(b"x-request-id")
+    return _echoed(head.header(b"x-client-request-id") or head.header(b"x-request-id"))
+
+
+def _echoed(value: bytes | None) -> str | None:
     return value.decode("ascii") if value is not None and _CLIENT_ID.fullmatch(value) else None
 
 

@@ -410,6 +410,12 @@ class HttpServer:
         heads.skip_blank_lines()
         if len(heads):
             return True
+        if (data := connection.receive_now()) is not None:  # who keeps us busy need not be waited for
+            await trio.lowlevel.checkpoint()
+            heads.feed(data)
+            heads.skip_blank_lines()
+            if not data or len(heads):
+                return bool(data)
         with trio.move_on_at(deadline) as scope:
             self._idle.add(scope)
             try:

@@ -199,6 +199,10 @@ class TlsConnection(Connection):
         """See Connection."""
         return len(self._sealed)
 
+    def receive_now(self) -> bytes | None:
+        """See Connection. What is here may be half a record."""
+        return None
+
     async def receive(self) -> bytes:
         """See Connection. A connection that ends without ``close_notify`` was lost, or cut by somebody else.
 

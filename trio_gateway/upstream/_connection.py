@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, Self, final
@@ -53,11 +54,23 @@ class Connection:
 
     def __init__(self, stream: Stream, loop: ReadLoop | None = None) -> None:
         self.stream = stream
+        # In clear text bytes are read from the socket itself: what Trio puts around that costs more than it.
+        self._socket = None if isinstance(stream, trio.SSLStream) else stream.socket
+        self._probe: select.poll | None = None
         self._loop = None if isinstance(stream, trio.SSLStream) else loop
         self.reused = False
         self.silent = True
         self.idle_since = 0.0
         self._sent_whole = True
+
+    @property
+    def spent(self) -> bool:
+        """Whether it is of no use while idle: closed by the peer, or bytes wait that nobody asked for."""
+        if self._probe is None:
+            transport = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
+            self._probe = select.poll()
+            self._probe.register(transport.socket.fileno(), select.POLLIN)
+        return bool(self._probe.poll(0))
 
     @property
     def sent_whole(self) -> bool:
@@ -74,7 +87,12 @@ class Connection:
         """
         pieces: list[RawJson] = [head, *body]
         if sum(map(len, body)) <= READ_SIZE:
-            pieces = [b"".join(pieces)]
+            whole = b"".join(pieces)
+            sent = self._write(whole)
+            self._sent_whole = sent == len(whole)
+            if not self._sent_whole:
+                nursery.start_soon(self._send_rest, [memoryview(whole)[sent:]])
+            return
         first = pieces[0]
         rest = [memoryview(first)[self._write(first) :], *pieces[1:]]
         self._sent_whole = not any(map(len, rest))
@@ -87,7 +105,7 @@ class Connection:
         except trio.BrokenResourceError:
             return len(data)
 
-    async def _send_rest(self, pieces: list[RawJson]) -> None:
+    async def _send_rest(self, pieces: Sequence[RawJson]) -> None:
         try:
             for piece in pieces:
                 view = memoryview(piece)
@@ -117,17 +135,41 @@ class Connection:
                     continue
             except (EngineProtocolError, BadFraming) as exc:
                 raise UpstreamFailed(UpstreamFault.MALFORMED, str(exc)) from None
-            data = await self._receive()
+            data = await self._receive(soon=False)
             if not data:
                 raise UpstreamFailed(UpstreamFault.BROKEN, "closed before a whole response head")
             self.silent = False
             buffer.feed(data)
 
-    async def _receive(self) -> bytes:
+    async def _receive(self, *, soon: bool = True) -> bytes:
+        """Read some bytes.
+
+        Args:
+            soon: they may be here already; else to look before waiting would be in vain.
+        """
+        if self._socket is None:
+            try:
+                return bytes(await self.stream.receive_some(READ_SIZE))
+            except trio.BrokenResourceError as exc:
+                raise _broken(exc.__cause__) from None
+        if soon:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            if (data := self._read(self._socket.fileno())) is not None:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                return data
+        while True:
+            await trio.lowlevel.wait_readable(self._socket.fileno())
+            if (data := self._read(self._socket.fileno())) is not None:
+                return data
+
+    def _read(self, fd: int) -> bytes | None:
+        """Read what is here; None: nothing is."""
         try:
-            return bytes(await self.stream.receive_some(READ_SIZE))
-        except trio.BrokenResourceError as exc:
-            raise _broken(exc.__cause__) from None
+            return os.read(fd, READ_SIZE)
+        except BlockingIOError:
+            return None
+        except OSError as exc:
+            raise _broken(exc) from None
 
     async def receive_body(self) -> bytes:
         """Answer the next raw bytes; ``b""`` at the end of the connection.

@@ -136,9 +136,3 @@ def try_send(stream: Stream, data: RawJson) -> int:
         return 0
     except OSError as exc:
         raise trio.BrokenResourceError from exc
-
-
-def has_ended_or_spoken(stream: Stream) -> bool:
-    """Whether an idle connection is of no use: closed by the peer, or bytes wait that nobody asked for."""
-    transport = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
-    return transport.socket.is_readable()

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from ..contract import Worker
 from ._connection import Connection
-from ._dial import has_ended_or_spoken
 
 
 class ConnectionPool:
@@ -34,9 +33,7 @@ class ConnectionPool:
         free = self._free.get(worker.id)
         while free:
             connection = free.pop()
-            if self._now() - connection.idle_since < self._expiry and not has_ended_or_spoken(
-                connection.stream
-            ):
+            if self._now() - connection.idle_since < self._expiry and not connection.spent:
                 return connection
             connection.abort()
         return None
