@@ -74,7 +74,7 @@ from .fleet import (
     make_secret,
 )
 from .flow import READ_AGAIN, BufferPool, Certificates, ReadLoop
-from .ledger import Books, Ledger, LedgerSettings, Record
+from .ledger import Books, Ledger, LedgerSettings, Record, record_json
 from .lending import Borrower, Owners, Place
 from .operations import (
     Callers,
@@ -654,9 +654,10 @@ class Gateway:
             self.ledger.accept(request, time.time() - (trio.current_time() - request.arrived))
 
     def _settled(self, record: Record) -> None:
+        written = record_json(record)
         if self.ledger is not None:
-            self.ledger.settle(record)
-        self._log.write("info", "exchange", **record.as_dict())
+            self.ledger.settle(record, written)
+        self._log.write_object("info", "exchange", written)
 
     def _look_at_certificate(self) -> None:
         """Warn of a certificate that will not be accepted; it is served all the same."""

@@ -18,7 +18,7 @@ from tests.ledger.making import make_record, make_request
 from trio_gateway.database import StoreFailed
 from trio_gateway.ledger._journal import Journal
 from trio_gateway.ledger._replay import FORGET_EVERY, PIECE, Replay
-from trio_gateway.ledger._rows import Row, StorePort, accepted_line, settled_line
+from trio_gateway.ledger._rows import Row, StorePort, accepted_line, record_json, settled_line
 from trio_gateway.ledger._store import Store
 from trio_gateway.units import KiB, MiB
 
@@ -42,7 +42,7 @@ def accept(journal: Journal, exchange_id: str, boot: str = "b1") -> None:
 
 def settle(journal: Journal, exchange_id: str, **changes: Any) -> None:
     record = dataclasses.replace(make_record(exchange_id=exchange_id), arrived_at=NOW, **changes)
-    assert journal.append(settled_line(record, journal.gateway_id))
+    assert journal.append(settled_line(record_json(record), journal.gateway_id))
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from trio_gateway.ledger._rows import (
     Line,
     accepted_line,
     read_line,
+    record_json,
     release_line,
     rows_of,
     settled_line,
@@ -39,7 +40,9 @@ def accepted(exchange_id: str = "x1", boot: str = "b1", gateway: str = "g1") -> 
 
 def settled(exchange_id: str = "x1", **changes: Any) -> Line:
     record = make_record(exchange_id=exchange_id)
-    return read_line(settled_line(dataclasses.replace(record, **{"arrived_at": NOVEMBER, **changes}), "g1"))
+    return read_line(
+        settled_line(record_json(dataclasses.replace(record, **{"arrived_at": NOVEMBER, **changes})), "g1")
+    )
 
 
 def write(store: Store, *lines: Line) -> None:
@@ -48,7 +51,7 @@ def write(store: Store, *lines: Line) -> None:
 
 def test_a_record_is_kept_as_it_is(url: str) -> None:
     record = make_record(Ending(Outcome.REFUSED, Problem.of("queue_timeout", "late")))
-    write(store := Store(url), read_line(settled_line(record, "g1")))
+    write(store := Store(url), read_line(settled_line(record_json(record), "g1")))
     store.close()
     (row,) = rows_at(url)
     assert set(row) == {*COLUMNS, "released_at"}
@@ -249,7 +252,7 @@ def test_a_row_that_can_not_be_written_is_told_from_a_database_that_does_not_wor
 def test_a_name_that_is_no_text_is_written_as_far_as_it_is(url: str) -> None:
     store = Store(url)
     record = dataclasses.replace(make_record(), worker="w\ud800")
-    write(store, read_line(settled_line(record, "g1")))
+    write(store, read_line(settled_line(record_json(record), "g1")))
     assert [row["worker"] for row in rows_at(url)] == ["w?"]
     store.close()
 

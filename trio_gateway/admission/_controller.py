@@ -221,13 +221,14 @@ class Lease:
         worker: Worker,
         slots: int,
         counted_at: tuple[str, int],
+        now: float,
     ) -> None:
         self._admission = admission
         self._request = request
         self._worker = worker
         self._slots = slots
         self.counted_at: Final = counted_at  # pool and tier
-        self.since: Final = trio.current_time()
+        self.since: Final = now
         self._engine_busy = False
         self._engine_asked = False
         self._state = "held"
@@ -298,7 +299,7 @@ class Ticket:
         self.last: Problem | None = None
         self._granted: Lease | None = None
         self._refused: Problem | None = None
-        self._wake = trio.Event()
+        self._wake: trio.Event | None = None  # of who has to wait
         self.queued = False
         self.tier = TIERS.index(request.tier)
         self.pool = admission.pool_of(request.model)
@@ -331,9 +332,10 @@ class Ticket:
     async def wait(self) -> Lease:
         """See TicketPort."""
         try:
-            if self._wake.is_set():  # as nearly always
+            if self._granted is not None or self._refused is not None:  # as nearly always
                 await trio.lowlevel.checkpoint_if_cancelled()
             else:
+                self._wake = trio.Event()
                 with trio.CancelScope(deadline=self.limit):
                     await self._wake.wait()
         except BaseException:
@@ -353,7 +355,6 @@ class Ticket:
         if not self._admission.can_try(self):
             return False
         self.last = last
-        self._wake = trio.Event()
         self._refused = None
         self._admission.requeue(self)
         return True
@@ -374,12 +375,14 @@ class Ticket:
     def grant(self, lease: Lease) -> None:
         """Hand over a placement; only admission calls this."""
         self._granted = lease
-        self._wake.set()
+        if self._wake is not None:
+            self._wake.set()
 
     def refuse(self, problem: Problem) -> None:
         """End the waiting with a refusal; only admission calls this."""
         self._refused = problem
-        self._wake.set()
+        if self._wake is not None:
+            self._wake.set()
 
 
 class Looked:
@@ -544,7 +547,8 @@ class Admission:
             raise Refused(self._outage)
         if self._slots.tries_at(request, frozenset()) is None:
             raise Refused(self._no_worker(request))
-        limit = min(request.deadline, trio.current_time() + self.limits.max_wait)
+        now = trio.current_time()
+        limit = min(request.deadline, now + self.limits.max_wait)
         ticket = Ticket(self, request, next(self._numbers), limit)
         if not self._ahead_of(ticket) and (self._place(ticket) or self._place_kept(ticket)):
             return ticket
@@ -688,8 +692,9 @@ class Admission:
             self._settle_loans(self._loans)
         if self._ask is not None:
             self._ask(False)
-        if self._nap is not None:
-            self._nap.deadline = min(self._nap.deadline, self._next_due())
+        # To set it costs more than all of the above, as long as nobody waits.
+        if self._nap is not None and (due := self._next_due()) < self._nap.deadline:
+            self._nap.deadline = due
 
     def _follow_pools(self) -> None:
         """Let waiters stand where their model's workers are: in a pool of the past no tier comes first."""
@@ -1033,18 +1038,14 @@ class Admission:
         self._running[ticket.tenant] = self._running.get(ticket.tenant, 0) + 1
         self._granted += 1
         self._held += 1
-        self._charge(ticket)
-        held = ticket.pool, ticket.tier
+        now = trio.current_time()
+        ticket.charged_at = held = ticket.pool, ticket.tier
+        ticket.charged = self._queue.charge(ticket, self._estimates.expected(ticket.request), now)
         self._holding[held] = self._holding.get(held, 0) + slots
-        lease = Lease(self, ticket.request, worker, slots, held)
+        lease = Lease(self, ticket.request, worker, slots, held, now)
         self._out.add(lease)
-        self._rate(ticket.pool).granted(lease.since)
+        self._rate(ticket.pool).granted(now)
         ticket.grant(lease)
-
-    def _charge(self, ticket: Ticket) -> None:
-        ticket.charged_at = ticket.pool, ticket.tier
-        expected = self._estimates.expected(ticket.request)
-        ticket.charged = self._queue.charge(ticket, expected, trio.current_time())
 
     def _hopeless(self, ticket: Ticket) -> bool:
         """Refuse a waiter at once if no worker can be tried before its time is up."""

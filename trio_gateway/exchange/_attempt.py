@@ -65,7 +65,7 @@ def _say_nothing(exchange_id: str, worker: str, detail: str) -> None:
     """Nobody listens."""
 
 
-def _note_nothing(what: str, **detail: object) -> None:
+def _note_nothing(at: float, what: str, **detail: object) -> None:
     """Nobody keeps it."""
 
 
@@ -112,7 +112,7 @@ class Attempt:
     Args:
         headers: makes the answer's headers, once a worker is known.
         poke: told when something may be due earlier than the clock thinks.
-        note: told what happens, for operators.
+        note: told what happens, and when, for operators.
         reads: takes a row for each read of the engine's answer.
     """
 
@@ -205,7 +205,7 @@ class Attempt:
             try:
                 with trio.CancelScope() as scope:
                     self._scope = scope
-                    failure = await self._try_worker(lease, nursery)
+                    failure = await self._try_worker(lease, nursery, began)
                 if scope.cancelled_caught:
                     failure = self._expired
                 if failure is not None:
@@ -224,8 +224,7 @@ class Attempt:
             status = failure.problem.status
             fleet.rejected(worker, request, Rejection(failure.signal, status, failure.retry_after, began))
 
-    async def _try_worker(self, lease: LeasePort, nursery: trio.Nursery) -> Failure | None:
-        now = trio.current_time()
+    async def _try_worker(self, lease: LeasePort, nursery: trio.Nursery, now: float) -> Failure | None:
         self._output_due = now + self._limits.first_token
         self._poke()
         self._delivery.expect_output(now)
@@ -234,7 +233,7 @@ class Attempt:
             self._opened = trio.current_time()
             if self._tally.opened is None:
                 self._tally.opened = self._opened
-            self._note("opened", status=answer.status)
+            self._note(self._opened, "opened", status=answer.status)
             with answer:
                 failure = await self._read(answer, lease.worker)
                 if self._said_last:
@@ -314,9 +313,10 @@ class Attempt:
     ) -> None:
         self._tally.usage = usage
         self._tally.answer_bytes = len(body)
-        self._note("first_content", bytes=len(body))
+        now = trio.current_time()
+        self._note(now, "first_content", bytes=len(body))
         self._parts.fleet.output(worker, self._request)
-        self._tally.commit(trio.current_time())
+        self._tally.commit(now)
         self._delivery.begin_sized(
             AnswerHead(200, self._headers(), len(body), text_type or "application/json")
         )
@@ -422,7 +422,7 @@ class Attempt:
         if failure is None:
             if not self._tally.committed:
                 self._commit(worker, trio.current_time())
-            self._note("last_content", events=relay.events)
+            self._note(trio.current_time(), "last_content", events=relay.events)
             self._delivery.hand_over_last(relay.closing)
             await self._read_tail(answer)
         return failure
@@ -540,7 +540,7 @@ class Attempt:
     def _commit(self, worker: Worker, now: float) -> None:
         self._output_due = math.inf
         self._parts.fleet.output(worker, self._request)
-        self._note("first_content")
+        self._note(now, "first_content")
         if self._reads is not None:
             self._reads.since = now
         self._tally.commit(now)  # first, so that the head is not noted as later than its content

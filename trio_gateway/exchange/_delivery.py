@@ -235,7 +235,7 @@ class Delivery:
         self._end_size = len(block)
         if not self.slow and len(block) <= PIECE and not self._client.pending:
             self._client.push(block, last=True)
-            self._note_pushed(trio.current_time())
+            self._note_pushed()
         else:
             self._channel.put_nowait(block)
         self._channel.close()
@@ -285,8 +285,9 @@ class Delivery:
             self._note_takes(now)
         return whole
 
-    def _note_pushed(self, now: float) -> bool:
+    def _note_pushed(self, at: float | None = None) -> bool:
         if self._client.pending:
+            now = trio.current_time() if at is None else at
             self._batch_since = now
             self._hold_alone(now)
             return False

@@ -407,7 +407,7 @@ class Exchange:
                 self._delivery,
                 self._headers,
                 self._clock.poke,
-                self.flight.note,
+                self.flight.note_at,
                 self.flight.begin_reads(),
             )
             failure = await self._attempt.run(lease, nursery)
@@ -427,16 +427,17 @@ class Exchange:
         return ticket
 
     def _note_placed(self, worker: Worker) -> None:
+        now = trio.current_time()
         self._scope.at_deadline = TOO_LATE
         if self._waiting:
             self._waiting = False
             self._parts.books.placed()
         if self.tally.placed is None:
-            self.tally.placed = trio.current_time()
+            self.tally.placed = now
             self._placed()
         self.tally.worker = worker.id
         self.tally.attempts += 1
-        self.flight.note("placed", worker=worker.id, attempt=self.tally.attempts)
+        self.flight.note_at(now, "placed", worker=worker.id, attempt=self.tally.attempts)
 
     def _judge(self, failure: Failure, worker: Worker, ticket: TicketPort) -> None:
         """Send the exchange back to its queue, or raise Refused with the last word."""
@@ -575,7 +576,9 @@ class Exchange:
         self.channel.clear()
         self.channel.close()
         parts = self._parts
-        self.flight.note(
+        now = trio.current_time()
+        self.flight.note_at(
+            now,
             "ended",
             outcome=ending.outcome.value,
             code=None if ending.problem is None else ending.problem.code,
@@ -585,7 +588,6 @@ class Exchange:
             parts.books.turn_away(ending.problem.code if ending.problem else ending.outcome.value)
             return
         self._ticket.leave()
-        now = trio.current_time()
         record = self.tally.record(
             self.request, ending, parts.boot_id, now, parts.attempts.wall(), parts.tokens_of
         )
@@ -595,7 +597,8 @@ class Exchange:
         self._ticket.served(_counted_prompt(record), record.tokens_generated or None)
         parts.books.settle(record, waiting=self._waiting)
         parts.settled(record)
-        self.flight.note(
+        self.flight.note_at(
+            now,
             "settled",
             generated=record.tokens_generated,
             delivered=record.tokens_delivered,

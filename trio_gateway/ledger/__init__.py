@@ -10,7 +10,7 @@ from ._histogram import LAG_BOUNDS, Histogram
 from ._ledger import Ledger, LedgerSettings, read_usage
 from ._record import EventMarks, Record, Tally, TokensOf, four_bytes_each
 from ._replay import LogPort
-from ._rows import DIMENSIONS, GATEWAY_CRASHED, KINDS, UsageRow
+from ._rows import DIMENSIONS, GATEWAY_CRASHED, KINDS, UsageRow, record_json
 from ._times import Names, Times
 from ._usage_page import FORMATS, parse_dimensions, parse_moment, usage_page
 
@@ -37,5 +37,6 @@ __all__ = [
     "parse_dimensions",
     "parse_moment",
     "read_usage",
+    "record_json",
     "usage_page",
 ]

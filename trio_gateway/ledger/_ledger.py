@@ -27,6 +27,7 @@ from ._rows import (
     UsageRow,
     accepted_line,
     read_line,
+    record_json,
     release_line,
     rows_of,
     settled_line,
@@ -138,9 +139,13 @@ class Ledger:
         wait = ROOM_AGAIN * random.uniform(1.0, 1.5)
         raise Refused(Problem.of("records_unavailable", message, retry_after=wait))
 
-    def settle(self, record: Record) -> None:
-        """Note how an exchange ended. Never raises; what the journal does not take goes to the database."""
-        line = settled_line(record, self._journal.gateway_id)
+    def settle(self, record: Record, written: bytes | None = None) -> None:
+        """Note how an exchange ended. Never raises; what the journal does not take goes to the database.
+
+        Args:
+            written: the record as `record_json` writes it, if somebody has done that.
+        """
+        line = settled_line(record_json(record) if written is None else written, self._journal.gateway_id)
         if not self._journal.append(line):
             # No more than run when the disk fails: without the journal nothing is accepted.
             self._unwritten.append(line)

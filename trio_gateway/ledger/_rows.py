@@ -136,13 +136,21 @@ def accepted_line(request: InternalRequest, gateway_id: str, boot_id: str, arriv
     )
 
 
-def settled_line(record: Record, gateway_id: str) -> bytes:
-    """Write down how an exchange ended."""
+def record_json(record: Record) -> bytes:
+    """Write a record as a JSON object, for whoever keeps or shows it."""
     try:
-        name = msgspec.json.encode(gateway_id)
-        return b'{"t":"settled","gateway_id":%b,%b' % (name, msgspec.json.encode(record)[1:])
+        return msgspec.json.encode(record)
     except UnicodeEncodeError:
-        return _encoded({"t": "settled", "gateway_id": gateway_id, **record.as_dict()})
+        return _encoded(record.as_dict())
+
+
+def settled_line(record: bytes, gateway_id: str) -> bytes:
+    """Write down how an exchange ended.
+
+    Args:
+        record: as `record_json` writes it.
+    """
+    return b'{"t":"settled","gateway_id":%b,%b' % (msgspec.json.encode(gateway_id), record[1:])
 
 
 def release_line(attempt_id: str, released_at: float, generated: int | None) -> bytes:

@@ -7,6 +7,7 @@ import datetime
 import json
 import queue
 import threading
+import time
 import traceback
 from typing import IO, Any, Final
 
@@ -38,7 +39,10 @@ class Log:
         self._always = always
         self._style = style
         self._least = LEVELS[level]
-        self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
+        # Members that follow others of a JSON object.
+        self._always_members = (msgspec.json.encode(always).decode()[1:-1] + ",") if always else ""
+        self._second, self._second_text = -1, ""  # the one that was written last
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._hurry = threading.Event()
         self.dropped = 0
         self._thread: threading.Thread | None = None
@@ -59,15 +63,37 @@ class Log:
         """Queue a line; never waits."""
         if LEVELS[level] < self._least:
             return
-        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        line = {"at": at, "level": level, "event": event, **self._always, **fields}
         if self._stream is None:
             self.dropped += 1
             return
-        try:
-            self._lines.put_nowait(self._render(line))
-        except queue.Full:
+        line = {"at": self._now(), "level": level, "event": event, **self._always, **fields}
+        self._queue(level, self._render(line))
+
+    def write_object(self, level: str, event: str, fields: bytes) -> None:
+        """Queue a line as `write` does, whose fields are a JSON object already, and not an empty one."""
+        if self._style != "json":
+            self.write(level, event, **msgspec.json.decode(fields))
+        elif LEVELS[level] < self._least:
+            return
+        elif self._stream is None:
             self.dropped += 1
+        else:
+            members = fields.decode()[1:]
+            begin = f'{{"at":"{self._now()}","level":"{level}","event":"{event}",'
+            self._queue(level, f"{begin}{self._always_members}{members}")
+
+    def _now(self) -> str:
+        second, millisecond = divmod(time.time_ns() // 1_000_000, 1000)
+        if second != self._second:
+            self._second = second
+            self._second_text = datetime.datetime.fromtimestamp(second, datetime.UTC).isoformat()[:-6]
+        return f"{self._second_text}.{millisecond:03}+00:00"
+
+    def _queue(self, level: str, line: str) -> None:
+        if self._lines.qsize() >= MAX_WAITING:
+            self.dropped += 1
+        else:
+            self._lines.put(line)
         if level == "error":
             self._hurry.set()
 
@@ -83,10 +109,7 @@ class Log:
         """Write what waits, for a bounded time."""
         if self._thread is None:
             return
-        try:
-            self._lines.put(None, timeout=CLOSE_LIMIT)
-        except queue.Full:
-            return
+        self._lines.put(None)
         self._hurry.set()
         self._thread.join(CLOSE_LIMIT)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, final
 
@@ -67,7 +67,7 @@ class Accounts:
         account = self._accounts.get(id_)
         if account is None:
             account = self._accounts[id_] = Account(self._whose)
-        if account.limits != limits:
+        if account.limits is not limits and account.limits != limits:
             account.limit(limits, now)
         return account
 
@@ -77,15 +77,15 @@ class Charge:
     """What one request reserved; settled or refunded once, of which the first counts. See ChargePort.
 
     Args:
-        prompt, output: tokens, as estimated.
+        taken: what it takes of which buckets, by kind.
+        prompt: tokens, as estimated.
         parties: processes that share the limits by number.
     """
 
     def __init__(
         self,
-        accounts: Iterable[Account],
+        taken: list[tuple[str, Bucket, int]],
         prompt: int,
-        output: int,
         now: float,
         clock: Callable[[], float],
         parties: int = 1,
@@ -93,12 +93,8 @@ class Charge:
         self._prompt = prompt
         self._parties = parties
         self._clock = clock
-        self._taken = [
-            (kind, bucket, reserved(bucket, kind, prompt + output))
-            for account in accounts
-            for kind, bucket in account.buckets.items()
-        ]
-        for _, bucket, amount in self._taken:
+        self._taken = taken
+        for _, bucket, amount in taken:
             bucket.take(amount, now, parties)
 
     def refund(self) -> None:
@@ -111,15 +107,13 @@ class Charge:
         """See ChargePort."""
         used = (self._prompt if prompt is None else prompt) + generated
         taken, self._taken = self._taken, []
+        if not taken:
+            return
+        now = self._clock()
         for kind, bucket, amount in taken:
             if kind == TOKENS:
                 bucket.give(amount, self._parties)
-                bucket.take(used, self._clock(), self._parties)
-
-
-def reserved(bucket: Bucket, kind: str, tokens: int) -> int:
-    """What a request reserves of a bucket: of tokens never more than it holds, since guesses can be wild."""
-    return 1 if kind == REQUESTS else min(tokens, bucket.size)
+                bucket.take(used, now, self._parties)
 
 
 @final
@@ -164,18 +158,30 @@ class RateBook:
         now = self._clock()
         accounts = self._accounts(request.tenant, request.key_id, now)
         prompt, output = map(math.ceil, self._estimate(request)) if accounts else (0, 0)
+        tokens, parties = prompt + output, self.parties
+        wanted: list[tuple[str, Bucket, int]] = []
+        short: list[tuple[str, str, Bucket, int]] = []
+        for account in accounts:
+            for kind, bucket in account.buckets.items():
+                # Of tokens never more than it holds, since guesses can be wild.
+                amount = 1 if kind == REQUESTS else min(tokens, bucket.size)
+                wanted.append((kind, bucket, amount))
+                if bucket.wait(parties * amount, now):
+                    short.append((account.whose, kind, bucket, amount))
+        if short:
+            raise self._reached(short, now)
+        return Charge(wanted, prompt, now, self._clock, parties)
+
+    def _reached(self, short: list[tuple[str, str, Bucket, int]], now: float) -> Refused:
+        """Refuse by the limit that takes longest, and promise a turn at each."""
         dice = self._dice()
         reached = [
-            (bucket.promise(self.parties * amount, now, dice), account.whose, bucket.size, kind)
-            for account in accounts
-            for kind, bucket in account.buckets.items()
-            if bucket.wait(self.parties * (amount := reserved(bucket, kind, prompt + output)), now)
+            (bucket.promise(self.parties * amount, now, dice), whose, bucket.size, kind)
+            for whose, kind, bucket, amount in short
         ]
-        if reached:
-            retry_after, whose, size, kind = max(reached, key=lambda limit: limit[0])
-            reason = f"the {whose}'s limit of {size} {kind} a minute is reached"
-            raise Refused(Problem.of("rate_limit_exceeded", reason, retry_after=retry_after))
-        return Charge(accounts, prompt, output, now, self._clock, self.parties)
+        retry_after, whose, size, kind = max(reached, key=lambda limit: limit[0])
+        reason = f"the {whose}'s limit of {size} {kind} a minute is reached"
+        return Refused(Problem.of("rate_limit_exceeded", reason, retry_after=retry_after))
 
     def standings(self, tenant: str, key_id: str | None) -> tuple[RateStanding, ...]:
         """See RatesPort."""
@@ -185,14 +191,20 @@ class RateBook:
             return ()
         found = []
         for kind in (REQUESTS, TOKENS):
-            buckets = [account.buckets[kind] for account in accounts if kind in account.buckets]
-            if buckets:
-                least = min(buckets, key=lambda bucket: bucket.level(now))
+            least, lowest = None, math.inf
+            for account in accounts:
+                bucket = account.buckets.get(kind)
+                if bucket is not None and (level := bucket.level(now)) < lowest:
+                    least, lowest = bucket, level
+            if least is not None:
                 # What rounding took from a whole number is no request less.
-                left = max(math.floor(least.level(now) + 1e-6), 0)
+                left = max(math.floor(lowest + 1e-6), 0)
                 found.append(RateStanding(kind, least.size, left, least.until_full(now)))
         return tuple(found)
 
     def _accounts(self, tenant: str, key_id: str | None, now: float) -> tuple[Account, ...]:
-        both = (self._tenants.of(tenant, now), None if key_id is None else self._keys.of(key_id, now))
-        return tuple(account for account in both if account is not None)
+        own = self._tenants.of(tenant, now)
+        of_key = None if key_id is None else self._keys.of(key_id, now)
+        if own is None:
+            return () if of_key is None else (of_key,)
+        return (own,) if of_key is None else (own, of_key)

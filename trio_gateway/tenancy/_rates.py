@@ -46,11 +46,13 @@ class Bucket:
 
     def until_full(self, now: float) -> float:
         """Seconds until it is full, if nothing more is taken."""
-        return max(self._full_at - now, 0.0)
+        return self._full_at - now if self._full_at > now else 0.0
 
     def wait(self, amount: float, now: float) -> float:
         """Seconds until ``amount``, at most its size, can be taken; 0: now."""
-        missing = self.until_full(now) - MINUTE * (1 - min(amount, self.size) / self.size)
+        if self._full_at <= now:
+            return 0.0
+        missing = self._full_at - now - MINUTE * (1 - min(amount, self.size) / self.size)
         return missing if missing > _INSTANT else 0.0
 
     def promise(self, amount: float, now: float, dice: float) -> float:

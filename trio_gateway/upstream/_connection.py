@@ -64,12 +64,15 @@ class Connection:
         self._sent_whole = True
 
     @property
+    def _transport(self) -> trio.SocketStream:
+        return self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
+
+    @property
     def spent(self) -> bool:
         """Whether it is of no use while idle: closed by the peer, or bytes wait that nobody asked for."""
         if self._probe is None:
-            transport = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
             self._probe = select.poll()
-            self._probe.register(transport.socket.fileno(), select.POLLIN)
+            self._probe.register(self._transport.socket.fileno(), select.POLLIN)
         return bool(self._probe.poll(0))
 
     @property
@@ -205,10 +208,10 @@ class Connection:
 
     def abort(self) -> None:
         """Close at once, without a word. Idempotent, never waits."""
-        transport = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
+        sock = self._transport.socket
         if self._loop is not None:
-            self._loop.forget(transport.socket.fileno())
-        transport.socket.close()
+            self._loop.forget(sock.fileno())
+        sock.close()
 
 
 def _broken(cause: BaseException | None) -> UpstreamFailed:
