@@ -20,6 +20,7 @@ from ._head import answer_head
 from ._problems import JSON, problem_body, problem_event, problem_headers
 
 ASK_AT_MOST: Final = 4  # questions before headers; then a FIN means gone
+SMALL_ANSWER: Final = 8 * 1024  # bytes of one that was not acknowledged in time because nobody is there
 _MARKS: Final = 256  # event ends kept before the kernel is asked which are past
 _STREAM_HEADERS: Final = (
     ("content-type", "text/event-stream; charset=utf-8"),
@@ -118,7 +119,9 @@ class HttpClient:
         else:
             headers += [("content-type", head.content_type), ("content-length", str(head.length))]
         self._put_head(head.status, headers)
-        self._connection.silent_limit(self._answer_limit)
+        # What fits into any peer's receive buffer its kernel takes, however slow the program behind it is.
+        if head.length is None or head.length > SMALL_ANSWER:
+            self._connection.silent_limit(self._answer_limit)
 
     def push(self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = ()) -> None:
         """See ClientPort."""

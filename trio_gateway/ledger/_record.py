@@ -56,6 +56,11 @@ class Record:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+def microseconds(moment: float) -> float:
+    """Round seconds to microseconds. `round` goes by the decimal text, which takes ten times as long."""
+    return math.floor(moment * 1e6 + 0.5) / 1e6
+
+
 TokensOf = Callable[[str, int], float]
 """Estimates how many tokens so many bytes for or from a model are."""
 
@@ -196,7 +201,7 @@ class Tally:
         """
 
         def at(moment: float | None) -> float | None:
-            return None if moment is None else round(wall - (now - moment), 6)
+            return None if moment is None else microseconds(wall - (now - moment))
 
         whole = ending.outcome == Outcome.COMPLETED
         prompt, prompt_source, generated, source = self._usage(request, tokens_of)
@@ -213,13 +218,13 @@ class Tally:
             tier=request.tier,
             worker=self.worker,
             attempts=self.attempts,
-            arrived_at=round(wall - (now - request.arrived), 6),
+            arrived_at=microseconds(wall - (now - request.arrived)),
             placed_at=at(self.placed),
             upstream_opened_at=at(self.opened),
             headers_at=at(self.headers),
             first_content_at=at(self.first_content),
             last_content_at=at(self.last_content),
-            settled_at=round(wall, 6),
+            settled_at=microseconds(wall),
             outcome=ending.outcome.value,
             phase=self.phase().value,
             code=ending.problem.code if ending.problem else None,

@@ -15,7 +15,7 @@ from msgspec.structs import astuple
 
 from ..contract import InternalRequest
 from ..units import HOURS
-from ._record import Record
+from ._record import Record, microseconds
 
 GATEWAY_CRASHED: Final = "gateway_crashed"
 """The outcome of what was open when its process died: no exchange ends so, it is found at the next start."""
@@ -131,7 +131,7 @@ def accepted_line(request: InternalRequest, gateway_id: str, boot_id: str, arriv
             "model": request.model,
             "stream": request.stream,
             "tier": request.tier,
-            "arrived_at": round(arrived_at, 6),
+            "arrived_at": microseconds(arrived_at),
         }
     )
 

@@ -10,8 +10,8 @@ from typing import Final
 
 CALM: Final = 64  # exchanges up to which looking at everything takes a few milliseconds
 YOUNG: Final = (
-    1000,
-    5,
+    4000,
+    2,
 )  # new objects until they are looked at, and how often that is until all young ones are
 _NEVER: Final = 2**31 - 1
 _WORTH_LOOKING: Final = 20  # looks at the young since all were looked at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 import trio
@@ -18,6 +18,7 @@ from ._connection import Answer, Connection
 from ._dial import dial
 from ._pool import ConnectionPool
 
+_KEPT: Final = 1024  # beginnings of heads, and salts
 LONG: Final = 64 * 1024  # bytes of a body
 
 
@@ -120,25 +121,35 @@ class HttpEngine:
             accept = b"application/x-ndjson"
         elif request.form is not None:
             accept, kind = b"*/*", request.form.content_type
-        headers: list[Header] = [
-            (b"Host", worker.authority.encode("ascii")),
-            (b"Content-Type", kind),
-            (b"Content-Length", b"%d" % length),
-            (b"Accept", accept),
-            (b"Accept-Encoding", b"identity"),
-            (b"Via", b"1.1 " + self._via),
-        ]
-        if worker.api_key is not None:
-            headers.append((b"Authorization", b"Bearer " + worker.api_key.encode("latin-1")))
+        path = GENERATE if agent else "/api/chat" if native else request.operation.path
+        begin = _begin_of_head(worker.prefix + path, worker.authority, accept, self._via, worker.api_key)
+        headers: list[Header] = [(b"Content-Type", kind), (b"Content-Length", b"%d" % length)]
         if worker.dialect.request_id_header is not None:
             headers.append((worker.dialect.request_id_header, attempt_id.encode("ascii")))
         headers += self._trace(request, attempt_id)
-        path = GENERATE if agent else "/api/chat" if native else request.operation.path
-        target = (worker.prefix + path).encode("ascii")
-        return write_request_head(b"POST", target, headers)
+        return begin + b"".join([b"%b: %b\r\n" % header for header in headers]) + b"\r\n"
 
     def _salt_of(self, tenant: str) -> str:
-        return hashlib.blake2b(tenant.encode(), key=self._salt, digest_size=16).hexdigest()
+        return _salt_for(self._salt, tenant)
+
+
+@lru_cache(maxsize=_KEPT)
+def _salt_for(secret: bytes, tenant: str) -> str:
+    return hashlib.blake2b(tenant.encode(), key=secret, digest_size=16).hexdigest()
+
+
+@lru_cache(maxsize=_KEPT)
+def _begin_of_head(target: str, authority: str, accept: bytes, via: bytes, api_key: str | None) -> bytes:
+    """Write what the heads of most requests to a worker have in common."""
+    headers: list[Header] = [
+        (b"Host", authority.encode("ascii")),
+        (b"Accept", accept),
+        (b"Accept-Encoding", b"identity"),
+        (b"Via", b"1.1 " + via),
+    ]
+    if api_key is not None:
+        headers.append((b"Authorization", b"Bearer " + api_key.encode("latin-1")))
+    return write_request_head(b"POST", target.encode("ascii"), headers)[:-2]
 
 
 def _passed_on(request: InternalRequest, attempt_id: str) -> tuple[Header, ...]:

@@ -107,6 +107,12 @@ class HeadBuffer:
         """Take in bytes."""
         self._data += data
 
+    def take(self, size: int) -> bytes:
+        """Give out so many bytes, which are there, as the body behind a head."""
+        data = bytes(self._data[:size])
+        del self._data[:size]
+        return data
+
     def take_rest(self) -> bytes:
         """Give out all bytes that are left, as what follows a head."""
         rest = bytes(self._data)

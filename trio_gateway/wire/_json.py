@@ -151,11 +151,13 @@ def _has_infinity(value: Json) -> bool:
     """Whether a number overflowed. Looks at values: they are bounded in number, while bytes are many."""
     todo: list[Json] = [value]
     for item in todo:
-        if isinstance(item, float):
-            if math.isinf(item):
-                return True
-        elif isinstance(item, dict):
-            todo.extend(item.values())
-        elif isinstance(item, list):
-            todo.extend(item)
+        kind = type(item)  # what a parser makes is of no type derived from these
+        if kind is str:
+            continue
+        if kind is dict:
+            todo.extend(item.values())  # type: ignore[union-attr]
+        elif kind is list:
+            todo.extend(item)  # type: ignore[arg-type]
+        elif kind is float and math.isinf(item):  # type: ignore[arg-type]
+            return True
     return False

@@ -62,8 +62,10 @@ class _Acted(_Fields):
         """The most output tokens that were asked for, by a name that the operation knows."""
         if operation is RESPONSES:
             return self.max_output_tokens
-        named = (self.max_tokens, self.max_completion_tokens if operation is CHAT else None)
-        return max((count for count in named if count is not None), default=None)
+        other = self.max_completion_tokens if operation is CHAT else None
+        if self.max_tokens is None or other is None:
+            return other if self.max_tokens is None else self.max_tokens
+        return max(self.max_tokens, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +126,15 @@ def read_body(operation: Operation, body: JsonObject) -> ReadBody:
     if stream and not operation.streams:
         raise _wrong("stream", f"is not possible for {operation.name}")
     prompts = _inputs(operation, value)
-    options = acted.stream_options or _StreamOptions()
+    options = acted.stream_options
+    wants_usage = options is not None and options.include_usage is True
     return ReadBody(
         model=acted.model,
         stream=stream,
         n=acted.n or 1,
         choices=prompts * (acted.n or 1) if operation.choices else 0,
-        wants_usage=bool(options.include_usage),
-        wants_running_usage=bool(options.include_usage and options.continuous_usage_stats),
+        wants_usage=wants_usage,
+        wants_running_usage=wants_usage and options is not None and options.continuous_usage_stats is True,
         members=body.members,
         tokens=acted.tokens(operation),
         session=acted.prompt_cache_key or None,
