@@ -162,7 +162,8 @@ class Gateway:
         self._accepting = trio.CancelScope()
         self._owners: Owners | None = None
         whole, settings = settings, settings_of(settings, self._part)
-        self._started = trio.current_time()
+        now = trio.lowlevel.current_clock().current_time  # `trio.current_time` finds it anew at each call
+        self._started = now()
         self._refusal: Problem | None = None
         self.books: Final = Books()
         self.ledger: Final = _make_ledger(settings, self.boot_id, log, self._part.number)
@@ -177,7 +178,7 @@ class Gateway:
         self.drain: Final = DrainKeeper(self._note_idle, self._note_let_go)
         self.idle_times: Final = Counter[str]()
         self.buffers: Final = BufferPool(settings.delivery.total_buffer_bytes)
-        self.connections: Final = ConnectionPool(IDLE_EXPIRY, trio.current_time)
+        self.connections: Final = ConnectionPool(IDLE_EXPIRY, now)
         self.certificates: Final = Certificates()
         self.fleet: Final = _make_fleet(settings, self.certificates, place)
         self.fleet_watch: Final = FleetWatch(
@@ -244,7 +245,7 @@ class Gateway:
         self.rates: Final = RateBook(
             limits_of(settings.tenants),
             limits_of(keys_of(settings.tenants)),
-            clock=trio.current_time,
+            clock=now,
             dice=random.random,
             estimate=self.admission.probable_tokens,
         )

@@ -550,7 +550,7 @@ class Admission:
         now = trio.current_time()
         limit = min(request.deadline, now + self.limits.max_wait)
         ticket = Ticket(self, request, next(self._numbers), limit)
-        if not self._ahead_of(ticket) and (self._place(ticket) or self._place_kept(ticket)):
+        if not self._ahead_of(ticket) and (self._place(ticket, now) or self._place_kept(ticket)):
             return ticket
         try:
             self._check_room(ticket)
@@ -1008,7 +1008,7 @@ class Admission:
             self._hopeless(ticket)
         return bool(too_late)
 
-    def _place(self, ticket: Ticket) -> bool:
+    def _place(self, ticket: Ticket, now: float | None = None) -> bool:
         if self._ask is not None:
             return False
         if self._is_held_back(ticket.tenant) or self._tier_is_full(ticket.pool, ticket.tier):
@@ -1016,7 +1016,7 @@ class Admission:
         worker = self._slots.choose(ticket.request, ticket.without)
         if worker is None:
             return False
-        self._hold(ticket, worker)
+        self._hold(ticket, worker, now)
         return True
 
     def _place_kept(self, ticket: Ticket) -> bool:
@@ -1031,14 +1031,14 @@ class Admission:
         self._ask(False)  # others share what was charged
         return True
 
-    def _hold(self, ticket: Ticket, worker: Worker) -> None:
+    def _hold(self, ticket: Ticket, worker: Worker, at: float | None = None) -> None:
         self.withdraw(ticket)
         ticket.unbounded = None
         slots = self._slots.hold(ticket.request, worker)
         self._running[ticket.tenant] = self._running.get(ticket.tenant, 0) + 1
         self._granted += 1
         self._held += 1
-        now = trio.current_time()
+        now = trio.current_time() if at is None else at
         ticket.charged_at = held = ticket.pool, ticket.tier
         ticket.charged = self._queue.charge(ticket, self._estimates.expected(ticket.request), now)
         self._holding[held] = self._holding.get(held, 0) + slots

@@ -27,6 +27,9 @@ class _Model:
         self.output = _FIRST_OUTPUT
 
 
+_UNKNOWN: Final = _Model()  # never changed: whoever learns makes one of its own
+
+
 class Estimates:
     """Running estimates, by model. Memory is bounded by the models."""
 
@@ -39,28 +42,23 @@ class Estimates:
 
     def cost(self, request: InternalRequest, prompt: int | None, generated: int | None) -> float:
         """Cost by what is known; what is None is estimated."""
+        if prompt is not None and generated is not None:
+            return prompt + OUTPUT_WEIGHT * generated
         probable_prompt, probable_output = self.tokens(request)
         prompt_tokens = probable_prompt if prompt is None else float(prompt)
         return prompt_tokens + OUTPUT_WEIGHT * (probable_output if generated is None else float(generated))
 
     def tokens(self, request: InternalRequest) -> tuple[float, float]:
         """Tokens of the prompt and of the answer that a request will probably have."""
-        model = self._models.get(request.model) or _Model()
-        return self._prompt(request, model), self._output(request, model)
+        model = self._models.get(request.model) or _UNKNOWN
+        prompt = 0.0 if request.operation.multipart else request.size / model.ratio  # a recording is no text
+        asked = request.output_limit or request.tokens
+        each = model.output if asked is None else min(float(asked), model.output * 2)
+        return prompt, each * _answers(request)
 
     def tokens_of(self, model: str, size: int) -> float:
         """Tokens that so many bytes of a body probably are."""
-        return size / (self._models.get(model) or _Model()).ratio
-
-    @staticmethod
-    def _prompt(request: InternalRequest, model: _Model) -> float:
-        return 0.0 if request.operation.multipart else request.size / model.ratio  # a recording is no text
-
-    @staticmethod
-    def _output(request: InternalRequest, model: _Model) -> float:
-        asked = request.output_limit or request.tokens
-        each = model.output if asked is None else min(float(asked), model.output * 2)
-        return each * _answers(request)
+        return size / (self._models.get(model) or _UNKNOWN).ratio
 
     def observe(self, request: InternalRequest, prompt: int | None, generated: int) -> None:
         """Learn from a request that was served."""

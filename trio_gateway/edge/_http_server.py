@@ -377,7 +377,8 @@ class HttpServer:
             if raw is None:
                 return None
             head = parse_request_head(raw, self._limits.head_count)
-            presented_key(head)  # two that differ are a matter of framing, judged before all else
+            if head.header(b"x-api-key") is not None:
+                presented_key(head)  # two that differ are a matter of framing, judged before all else
             return head
         except BadFraming as exc:
             self._handler.malformed(exc.code)
@@ -386,6 +387,13 @@ class HttpServer:
 
     async def _wait_for_head(self, connection: Connection, first: bool) -> bytes | None:
         heads = connection.heads
+        if not first and not len(heads) and (data := connection.receive_now()) is not None:
+            if not data:
+                return None
+            heads.feed(data)
+        heads.skip_blank_lines()
+        if len(heads) and (raw := heads.next_head()) is not None:
+            return raw  # who keeps us busy need not be waited for
         silence = self._limits.head_timeout if first else self._limits.keep_alive
         if self._retired or self._draining():
             silence = min(silence, LINGER_SECONDS)
@@ -417,11 +425,6 @@ class HttpServer:
         heads.skip_blank_lines()
         if len(heads):
             return True
-        if (data := connection.receive_now()) is not None:  # who keeps us busy need not be waited for
-            heads.feed(data)
-            heads.skip_blank_lines()
-            if not data or len(heads):
-                return bool(data)
         with trio.move_on_at(deadline) as scope:
             self._idle.add(scope)
             try:

@@ -94,7 +94,7 @@ class Delivery:
         self._client = client
         self._channel = channel
         # A small buffer would else hold up the engine for whatever waits.
-        self._headroom = min(HEADROOM, channel.statistics().cap // 2)
+        self._headroom = min(HEADROOM, channel.cap // 2)
         self._limits = limits
         self._head = head
         self._poke = poke

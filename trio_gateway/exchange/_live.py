@@ -134,7 +134,9 @@ class LiveExchanges:
 
     def forget_old(self) -> None:
         """Forget who ended long ago."""
-        oldest = trio.current_time() - REMEMBERED
+        self._forget_until(trio.current_time() - REMEMBERED)
+
+    def _forget_until(self, oldest: float) -> None:
         while self._ended and (
             next(iter(self._ended.values()))[0] < oldest or len(self._ended) > MOST_REMEMBERED
         ):
@@ -144,11 +146,12 @@ class LiveExchanges:
         if exchange.accepted:
             outcome = exchange.ending.outcome.value if exchange.ending is not None else None
             standing = Standing(exchange.request.tenant, "ended", outcome=outcome)
-            self.forget_old()
-            self._ended[exchange.request.exchange_id] = (trio.current_time(), standing)
-            self._channels[exchange.request.exchange_id] = weakref.ref(exchange.channel)
+            now, id_ = trio.current_time(), exchange.request.exchange_id
+            self._forget_until(now - REMEMBERED)
+            self._ended[id_] = (now, standing)
+            self._channels[id_] = weakref.ref(exchange.channel)
             flights = self._flights if outcome == Outcome.COMPLETED.value else self._flights_of_others
-            flights[exchange.request.exchange_id] = exchange.flight
+            flights[id_] = exchange.flight
             if len(flights) > self._most_flights:
                 flights.popitem(last=False)
 

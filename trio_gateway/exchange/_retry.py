@@ -230,10 +230,9 @@ def secrets_of(worker: Worker) -> tuple[str, ...]:
     """Texts of a worker that no caller may see, longer ones in front of their parts."""
     address = worker.socket_path or f"{worker.host}:{worker.port}"
     # A plain word may be a word of the message as well; a dotted name or an address is not.
-    host = worker.host if any(mark in worker.host for mark in ".:") else ""
-    return tuple(
-        text for text in (worker.api_key, worker.url, address, worker.authority, host, worker.address) if text
-    )
+    host = worker.host if "." in worker.host or ":" in worker.host else ""
+    texts = (worker.api_key, worker.url, address, worker.authority, host, worker.address)
+    return tuple([text for text in texts if text])
 
 
 class RetryBudget:

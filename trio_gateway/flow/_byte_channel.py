@@ -263,6 +263,11 @@ class ByteChannel:
         self._filled: trio.lowlevel.ParkingLot | None = None
 
     @property
+    def cap(self) -> int:
+        """Bytes that may wait, as far as it is this channel's to say."""
+        return self._cap
+
+    @property
     def used(self) -> int:
         """Bytes that wait."""
         return self._used

@@ -201,7 +201,7 @@ class Tally:
         """
 
         def at(moment: float | None) -> float | None:
-            return None if moment is None else microseconds(wall - (now - moment))
+            return None if moment is None else math.floor((wall - (now - moment)) * 1e6 + 0.5) / 1e6
 
         whole = ending.outcome == Outcome.COMPLETED
         prompt, prompt_source, generated, source = self._usage(request, tokens_of)

@@ -127,22 +127,20 @@ class Connection:
         self.silent = True
         buffer = HeadBuffer(MAX_HEAD_BYTES)
         while True:
-            try:
-                head = buffer.next_head()
-                if head is not None:
-                    answer = parse_response_head(head, MAX_HEADERS)
-                    if answer.status >= 200:
-                        return answer, buffer.take_rest()
-                    if answer.status == 101:
-                        raise EngineProtocolError("an upgrade that nobody asked for")
-                    continue
-            except (EngineProtocolError, BadFraming) as exc:
-                raise UpstreamFailed(UpstreamFault.MALFORMED, str(exc)) from None
             data = await self._receive(soon=False)
             if not data:
                 raise UpstreamFailed(UpstreamFault.BROKEN, "closed before a whole response head")
             self.silent = False
             buffer.feed(data)
+            try:
+                while (head := buffer.next_head()) is not None:
+                    answer = parse_response_head(head, MAX_HEADERS)
+                    if answer.status >= 200:
+                        return answer, buffer.take_rest()
+                    if answer.status == 101:
+                        raise EngineProtocolError("an upgrade that nobody asked for")
+            except (EngineProtocolError, BadFraming) as exc:
+                raise UpstreamFailed(UpstreamFault.MALFORMED, str(exc)) from None
 
     async def _receive(self, *, soon: bool = True) -> bytes:
         """Read some bytes.
