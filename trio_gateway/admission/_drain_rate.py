@@ -67,8 +67,9 @@ class DrainRate:
         return None if self._seen < ENOUGH else places / self.pace(now)
 
     def _pass(self, now: float) -> None:
-        self._running += self.out * max(now - self._at, 0.0)
-        self._at = max(now, self._at)
+        if now > self._at:
+            self._running += self.out * (now - self._at)
+            self._at = now
 
 
 _SHORTEST: Final = 1e-6  # seconds

@@ -72,4 +72,4 @@ class Estimates:
 
 def _answers(request: InternalRequest) -> int:
     """How many texts are generated: one where the operation generates and knows no choices."""
-    return 0 if request.operation.style is Style.PLAIN else max(request.choices, 1)
+    return 0 if request.operation.style is Style.PLAIN else request.choices or 1

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import trio
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, its fields would be set by calls
 class AnswerHead:
     """Head of an answer to a client. ``length`` None: streamed as server-sent events, whatever the type."""
 
@@ -226,7 +226,7 @@ class LenderPort(Protocol):
         """Send what was said."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, its fields would be set by calls
 class RateStanding:
     """How much of a minute's amount is left.
 

@@ -19,7 +19,7 @@ class Style(enum.Enum):
     PLAIN = enum.auto()  # the HTTP message is the answer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Operation:
     """One kind of work that engines do.
 

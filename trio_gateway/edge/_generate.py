@@ -55,7 +55,7 @@ Identity = tuple[tuple[str, str], ...]
 Task = Callable[[], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, its fields would be set by calls
 class Asked:
     """What a caller says beside the body, whatever it said it in.
 

@@ -114,7 +114,7 @@ class Parts:
     traced: Callable[[InternalRequest, Record, Flight], None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, its fields would be set by calls
 class Admitted:
     """What an accepted request has, and its exchange gives back."""
 

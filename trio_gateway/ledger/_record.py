@@ -13,7 +13,7 @@ from ..contract import Ending, InternalRequest, Outcome, Phase, Style
 from ..wire import AgentRelay, NamedRelay, OllamaRelay, StreamRelay, Usage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, its fields would be set by calls
 class Record:
     """One exchange, settled. Times are seconds of the wall clock; tokens None where nobody knows."""
 

@@ -25,7 +25,7 @@ _TGI_STATUSES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, its fields would be set by calls
 class Usage:
     """Tokens as the engine counted them; None where it did not say."""
 

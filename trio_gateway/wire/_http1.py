@@ -38,7 +38,7 @@ CHUNKED: Final = -1
 UNTIL_CLOSE: Final = -2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, its fields would be set by calls
 class RequestHead:
     """A client's request head. ``body`` is a length in bytes, or `CHUNKED`."""
 
@@ -71,7 +71,7 @@ class RequestHead:
         return {key: value for key, value in reversed(self.headers) if key in names}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, its fields would be set by calls
 class ResponseHead:
     """An engine's response head. ``body`` is a length, `CHUNKED` or `UNTIL_CLOSE`."""
 

@@ -112,6 +112,8 @@ def with_finite_numbers(data: bytes) -> bytes:
 
 def needs_thread(body: bytes) -> bool:
     """Whether reading this JSON may hold the loop for more than a few milliseconds."""
+    if len(body) <= MANY_MARKS:
+        return False
     return len(body) > MANY_BYTES or sum(map(body.count, (b",", b"{", b"["))) > MANY_MARKS
 
 
@@ -129,7 +131,7 @@ def _check_shape(body: bytes, max_values: int) -> None:
     """Count in a body that is valid and not long."""
     opens = body.count(b"{") + body.count(b"[")
     # Brackets and commas inside strings only raise these bounds.
-    if opens <= MAX_DEPTH and opens + body.count(b",") < max_values:
+    if opens <= MAX_DEPTH and (len(body) < max_values or opens + body.count(b",") < max_values):
         return
     depth = values = 0
     for token in _TOKEN.finditer(body):

@@ -68,7 +68,7 @@ class _Acted(_Fields):
         return max(self.max_tokens, other)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, its fields would be set by calls
 class ReadBody:
     """What a caller's body says to the gateway.
 

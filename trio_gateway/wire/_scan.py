@@ -60,7 +60,7 @@ _after = re.compile(_SPACE + rb"([,}\]])")
 _TEXT, _DIGITS, _OPEN, _TRUTH, _NULL = range(1, 6)  # groups of `_value`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, its fields would be set by calls
 class JsonObject:
     """A body that is an object.
 
