@@ -78,7 +78,9 @@ class Bucket:
     def take(self, amount: float, now: float, parties: int = 1) -> None:
         """Take an amount, whether it is there or not, as much for each of so many who share by number."""
         self.used += amount
-        begin = self._full_at if self._full_at > now else now
+        begin = self._full_at
+        if begin < now:
+            begin = now
         self._full_at = begin + parties * amount * MINUTE / self.size
 
     def give(self, amount: float, parties: int = 1) -> None:
