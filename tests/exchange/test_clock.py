@@ -34,6 +34,7 @@ def started(
 
     clock = ExchangeClock(clocks, look, failed or unexpected)
     clock.start(copy_context())
+    clock.poke()
     return clock
 
 
@@ -49,7 +50,7 @@ class Looks:
         return self._again.pop(0) if self._again else math.inf
 
 
-async def test_a_clock_is_looked_at_once_it_starts_and_whenever_it_said(autojump_clock: MockClock) -> None:
+async def test_a_clock_is_looked_at_once_it_is_poked_and_whenever_it_said(autojump_clock: MockClock) -> None:
     async with running() as clocks:
         looks, others = Looks(5, 7), Looks(6)
         clock, other = started(clocks, looks), started(clocks, others)
@@ -70,6 +71,29 @@ async def test_a_poke_looks_at_once_and_what_was_due_later_is_due_as_that_look_s
         clock.poke()
         await trio.sleep(100)
         assert looks.at == [0, 10, 60]
+        clock.stop()
+
+
+async def test_a_poke_for_a_time_looks_then_and_not_twice(autojump_clock: MockClock) -> None:
+    async with running() as clocks:
+        looks = Looks(50)
+        clock = started(clocks, looks)
+        await trio.sleep(10)
+        clock.poke(30)
+        clock.poke(40)
+        clock.poke(20)
+        await trio.sleep(100)
+        assert looks.at == [0, 20]
+        clock.stop()
+
+
+async def test_one_that_was_started_and_never_poked_is_not_looked_at(autojump_clock: MockClock) -> None:
+    async with running() as clocks:
+        looks = Looks()
+        clock = ExchangeClock(clocks, looks, lambda exc: None)
+        clock.start(copy_context())
+        await trio.sleep(10)
+        assert looks.at == []
         clock.stop()
 
 

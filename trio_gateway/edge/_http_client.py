@@ -69,7 +69,7 @@ class HttpClient:
         self._ended = False
         self._cut = False
         self._at_boundary = True
-        self._marks = EventMarks()
+        self._marks: EventMarks | None = None  # of a stream
         self.keep_alive = head.keep_alive
 
     # -- state
@@ -101,7 +101,8 @@ class HttpClient:
     def delivered(self) -> tuple[int, int]:
         """See ClientPort."""
         done = self._connection.acknowledged()
-        return self._marks.delivered(done), max(done - self._start, 0)
+        events = 0 if self._marks is None else self._marks.delivered(done)
+        return events, max(done - self._start, 0)
 
     # -- answering
 
@@ -111,6 +112,7 @@ class HttpClient:
         if head.length is None:
             headers += _STREAM_HEADERS
             self._streamed = True
+            self._marks = EventMarks()
             self._chunked = self._modern
             if self._modern:
                 headers.append(("transfer-encoding", "chunked"))
@@ -137,7 +139,7 @@ class HttpClient:
             self._ended = True
             if self._chunked:
                 data += LAST_CHUNK
-        if self._streamed and self._marks.add(start, piece, joined) > _MARKS:
+        if self._marks is not None and self._marks.add(start, piece, joined) > _MARKS:
             self._marks.forget(self._connection.acknowledged())
         self._at_boundary = piece.endswith(b"\n\n")
         count = self._connection.write(data)

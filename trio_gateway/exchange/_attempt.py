@@ -111,7 +111,7 @@ class Attempt:
 
     Args:
         headers: makes the answer's headers, once a worker is known.
-        poke: told when something may be due earlier than the clock thinks.
+        poke: told from when on something may be due, if that may be earlier than the clock thinks.
         note: told what happens, and when, for operators.
         reads: takes a row for each read of the engine's answer.
     """
@@ -123,7 +123,7 @@ class Attempt:
         tally: Tally,
         delivery: Delivery,
         headers: Callable[[], Headers],
-        poke: Callable[[], None],
+        poke: Callable[[float], None],
         note: Callable[..., None] = _note_nothing,
         reads: Track | None = None,
     ) -> None:
@@ -226,7 +226,7 @@ class Attempt:
 
     async def _try_worker(self, lease: LeasePort, nursery: trio.Nursery, now: float) -> Failure | None:
         self._output_due = now + self._limits.first_token
-        self._poke()
+        self._poke(self._output_due)
         self._delivery.expect_output(now)
         try:
             answer = await self._parts.engine.open(self._request, lease, self._id, nursery)
@@ -384,7 +384,7 @@ class Attempt:
         self._progress_at = now
         if self._output_due != math.inf:
             self._output_due = math.inf
-            self._poke()
+            self._poke(now + self._limits.between_events)
 
     async def _judge(self, body: bytes, worker: Worker) -> EngineError | tuple[bytes, Usage | None]:
         request, secrets = self._request, _retry.secrets_of(worker)
@@ -545,7 +545,7 @@ class Attempt:
             self._reads.since = now
         self._tally.commit(now)  # first, so that the head is not noted as later than its content
         self._delivery.begin()
-        self._poke()
+        self._poke(now + self._limits.between_events)
 
     async def _read_tail(self, answer: EngineAnswer) -> None:
         """After ``[DONE]``: a message that ends at once leaves its connection fit for reuse."""

@@ -16,6 +16,7 @@ from typing import Final, final
 
 import trio
 
+AT_ONCE: Final = -math.inf  # a time that has come
 LOOKS_A_TURN: Final = 32  # then other tasks have theirs
 _STALE: Final = 64  # entries of clocks that stopped or are due at another time, beside as many as there are
 
@@ -54,10 +55,9 @@ class ExchangeClock:
         return self._context is not None
 
     def start(self, context: Context) -> None:
-        """Look from now on, in the context of a task, so that those which a look starts are its own."""
+        """Look from now on when it is poked, in the context of a task, so that what it starts is its own."""
         self._context = context
         self._clocks.running += 1
-        self.poke()
 
     def stop(self) -> None:
         """Look no more, and forget whom it was for: entries outlive their exchange. Idempotent."""
@@ -67,10 +67,10 @@ class ExchangeClock:
             self.due = math.inf
             self._clocks.running -= 1
 
-    def poke(self) -> None:
-        """Look soon: something may be due earlier than it was."""
-        if self._context is not None and self.due != -math.inf:
-            self._clocks.note(self, -math.inf)
+    def poke(self, at: float = AT_ONCE) -> None:
+        """Look at that time: something may be due earlier than it was."""
+        if at < self.due and self._context is not None:
+            self._clocks.note(self, at)
 
     def look(self, now: float) -> None:
         """Do what is due now, and note when to look again."""

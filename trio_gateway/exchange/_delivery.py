@@ -18,6 +18,7 @@ from ..contract import AnswerHead, ClientPort
 from ..errors import ClientGone
 from ..flow import ByteChannel
 from ..wire import HEARTBEAT
+from ._clock import AT_ONCE
 from ._flight import Track
 
 PIECE: Final = 16 * 1024  # bytes written through at once
@@ -61,7 +62,7 @@ class Delivery:
 
     Args:
         head: makes the head of a streamed answer when the first byte is due.
-        poke: told when something may be due earlier than the clock thinks.
+        poke: told from when on something may be due, if that may be earlier than the clock thinks.
         gone: told when the client's connection broke.
         stalled: told when the reader stalled by the rules.
         full_timeout: seconds that a full buffer may keep the engine from being read.
@@ -83,7 +84,7 @@ class Delivery:
         limits: DeliveryLimits,
         *,
         head: Callable[[], AnswerHead] | None,
-        poke: Callable[[], None],
+        poke: Callable[[float], None],
         gone: Callable[[], None],
         stalled: Callable[[], None],
         full_timeout: float = math.inf,
@@ -147,7 +148,8 @@ class Delivery:
         """From now on silence counts, and is broken by heartbeats."""
         if self._silent_since == math.inf:
             self._silent_since = now
-            self._poke()
+            if self._head is not None and self._limits.heartbeat_after:
+                self._poke(now + self._limits.heartbeat_after)
 
     def begin(self) -> None:
         """Begin a streamed answer. Idempotent."""
@@ -212,7 +214,7 @@ class Delivery:
     async def _wait_blocked(self, waiting: Awaitable[None]) -> None:
         self._blocked_since = trio.current_time()
         if self._full_timeout < _LOOK_EVERY:
-            self._poke()  # the clock would look too late
+            self._poke(AT_ONCE)  # the clock would look too late
         try:
             await waiting
         finally:
@@ -322,7 +324,7 @@ class Delivery:
 
     def _watch_reader(self) -> None:
         self._taken_at = trio.current_time()
-        self._poke()
+        self._poke(AT_ONCE)
 
     async def _write(self) -> None:
         try:
