@@ -78,7 +78,9 @@ class Store:
         self.say(b"FLUSHALL")
         workers = tuple(f"worker-{number:04d}" for number in range(crowded.workers))
         names = [f"tenant-{number}" for number in range(crowded.tenants)]
-        want = {name: Want(count=5, group="g", tenant=name, any=workers, cost=100.0) for name in names}
+        want = {
+            name: Want(count=5, group="g", tenant=name, rest="\n".join(workers), cost=100.0) for name in names
+        }
         epochs = []
         for number in range(crowded.replicas):
             mine = workers[number :: crowded.replicas]

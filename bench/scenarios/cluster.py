@@ -7,15 +7,18 @@ Load        *overload*: six tenants, not each at each replica, eighty requests a
             with 600 requests a minute asks at all replicas as fast as it is refused. *aborts*: 20,000
             clients that leave at random moments, half of them before they were placed. *faults*: each under
             the load of `overload`: a replica killed, one stopped for three leases; the store killed and
-            started again, empty; stopped for 30 s; slow by 500 ms. *cost*: as in `features`, 64 connections.
+            started again, empty; stopped for 30 s; slow by 500 ms. *cost*: answers of 1 KB after 10
+            to 30 ms to 1, 8 and 64 connections, each of which asks at once again; 100 streams, one
+            event each 20 ms.
 Engine      here, in the bench's process: it counts what runs at a time. For *cost* bench/native/engine.c.
 Measures    most requests that ran at a time; answers by tenant; whole and broken answers; what is left at
-            the store; seconds until all slots were in use again; CPU of the gateway's process a request.
+            the store; seconds until all slots were in use again; CPU of the gateway's process a request, and
+            a token.
 Baseline    for *cost* the same gateway without a cluster, in turns.
 Expect      never more than 8, but while a replica that was stopped, or that had more than its share when
             the store was lost, has streams of before; Jain's index at least 0.97; rates within 2 %; nothing
             left; no answer broken but of the killed replica; all slots in use again within the lease and 2
-            s; at most 1.5 times the CPU a request.
+            s; at most 1.5 times the CPU a request, and as much a token (at most 1.1 times).
 Run         make bench SCENARIO=cluster      (about 5 min on 2 cores)
 Output      bench/results/<date>-cluster-<commit>.json, with machine facts.
 """
@@ -56,7 +59,11 @@ TENANTS: Final = [Tenant(name, 1.0) for name in "abcdef"]
 ANSWER_S: Final = 0.1
 LIMIT: Final = 600  # requests a minute
 ABORTS: Final = 20_000
-COST: Final = 1.5  # times
+COST: Final = 1.5  # times, a request
+TOKEN_COST: Final = 1.1  # times; what two equal gateways differ by in such a run
+CONNECTIONS: Final = {1: 200, 8: 1000, 64: 3000}  # and how many requests
+STREAMS: Final = 100
+SETTLED_S: Final = 6  # seconds after which a store is new no more
 
 
 class Store:
@@ -432,22 +439,54 @@ def _pair() -> Iterator[dict[str, peers.Gateway]]:
 
 
 def _cost(options: Options, report: Report) -> None:
-    requests, spent = options.some(3000), dict[str, list[float]]()
+    def request(connections: int) -> Callable[[peers.Gateway], float]:
+        return lambda gateway: _request_us(gateway, connections, options.some(CONNECTIONS[connections]))
+
+    measures = {f"request, {count} connections": request(count) for count in CONNECTIONS}
+    limits = dict.fromkeys(measures, COST) | {"token": TOKEN_COST}
+    measures["token"] = lambda gateway: _token_us(gateway, options.some(4000))
+    spent: dict[str, dict[str, list[float]]] = {what: {} for what in measures}
     with _pair() as pair:
-        for _ in range(options.runs):
-            for name, gateway in pair.items():
-                before = cpu_ns(gateway.pids)
-                load = {"streams": 64, "requests": requests, "delay_us": 20_000, "vary": 1}
-                answer = native.load("buffered", gateway.port, gateway.pids, **load)
-                if answer["good"] != requests:
-                    raise BenchError(f"of {requests} answers {answer['good']} were whole")
-                spent.setdefault(name, []).append((cpu_ns(gateway.pids) - before) / requests / 1000)
-    ratio = statistics.median(dear / cheap for cheap, dear in zip(*spent.values(), strict=True))
-    alone, shared = (statistics.median(each) for each in spent.values())
-    report.rows.append(
-        ("cost", "-", f"{requests}", f"{alone:.0f} us alone, {shared:.0f} us shared, x{ratio:.2f}")
+        time.sleep(SETTLED_S)
+        for turn in range(options.runs):
+            for what, measure in measures.items():
+                for name, gateway in list(pair.items())[:: 1 if turn % 2 == 0 else -1]:
+                    spent[what].setdefault(name, []).append(measure(gateway))
+    for what, both in spent.items():
+        ratio = statistics.median(
+            dear / cheap for cheap, dear in zip(both["alone"], both["shared"], strict=True)
+        )
+        alone, shared = (statistics.median(both[name]) for name in ("alone", "shared"))
+        row = f"{alone:.1f} us alone, {shared:.1f} us shared, x{ratio:.2f}"
+        report.rows.append((f"cost: {what}", "-", "-", row))
+        report.checks.append(Check.at_most(f"cost: CPU a {what}", ratio, limits[what], "times alone"))
+
+
+def _request_us(gateway: peers.Gateway, connections: int, requests: int) -> float:
+    before = cpu_ns(gateway.pids)
+    load = {"streams": connections, "requests": requests, "delay_us": 20_000, "vary": 1}
+    answer = native.load("buffered", gateway.port, gateway.pids, **load)
+    if answer["good"] != requests:
+        raise BenchError(f"of {requests} answers {answer['good']} were whole")
+    return (cpu_ns(gateway.pids) - before) / requests / 1000
+
+
+def _token_us(gateway: peers.Gateway, window_ms: int) -> float:
+    answer = native.load(
+        "stream",
+        gateway.port,
+        gateway.pids,
+        streams=STREAMS,
+        tokens=(window_ms + 3000) // 20,
+        pace_us=20_000,
+        ramp_us=10_000,
+        warm_ms=1500,
+        window_ms=window_ms,
+        measured=0,
     )
-    report.checks.append(Check.at_most("cost: CPU a request", ratio, COST, "times alone"))
+    if answer["good"] != STREAMS:
+        raise BenchError(f"of {STREAMS} streams {answer['good']} were whole")
+    return float(sum(answer["cpu_ns"]) / answer["tokens"] / 1000)
 
 
 def run(options: Options) -> Report:

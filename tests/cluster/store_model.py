@@ -42,6 +42,7 @@ class StoreModel:
     epochs: int = 0
     numbers: int = 0
     born: int | None = None
+    first: int = 0
     expect: int = 1
     news: dict[str, tuple[News, int, int, str]] = field(default_factory=dict)  # number, until when, by whom
     seen: int = 0
@@ -64,10 +65,12 @@ class StoreModel:
         elif member is None:
             self.epochs += 1
             self.born = now if self.born is None else self.born
+            if not self.members:
+                self.first, self.expect = now, 1
             member = self.members[turn.replica] = Member(self.epochs, 0, 0)
             member.told = {} if before is None else before.told
         member.seq, member.until = turn.seq, now + turn.lease
-        settling = now < (self.born or 0) + turn.lease
+        settling = now < self.first + turn.lease
         if settling:
             self.expect = max(self.expect, turn.known)
         expect = self.expect if settling else 1
@@ -185,7 +188,7 @@ class StoreModel:
         ]
 
     def _takes(self, member: Member, want: Want, expect: int) -> tuple[dict[str, int], str] | None:
-        for worker in want.any:
+        for worker in (*want.any, *filter(None, want.rest.split("\n"))):
             takes = {worker: want.slots} | dict.fromkeys(want.also, 1) | dict.fromkeys(want.wide, want.slots)
             if all(self._room(member, resource, count, expect) for resource, count in takes.items()):
                 return takes, worker

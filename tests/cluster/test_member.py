@@ -169,6 +169,26 @@ def test_a_store_that_lost_its_memory_is_told_marks_again_and_gives_shares_first
     assert empty.marks == {"frozen:x": "1"}
 
 
+def test_a_store_that_stood_still_until_all_were_forgotten_gives_shares_first_too() -> None:
+    one, other = Member("a", LEASE), Member("b", LEASE)
+    store, greedy = StoreModel(), Survey({"w1": 4}, {}, {"k": Want(4, any=("w1",))})
+    for member in (one, other):
+        joined(member, store, NOTHING)
+    for _ in range(2):
+        joined(one, store, NOTHING, 900)
+        joined(other, store, NOTHING, 900)
+    assert joined(one, store, greedy, 5000).state == "fenced"
+    reply = joined(one, store, greedy, 5000)
+    assert (reply.settling, len(reply.grants)) == (True, 2), (
+        "the other one may have something that still runs"
+    )
+    joined(other, store, NOTHING, 5000)  # fenced
+    joined(other, store, NOTHING, 5000)
+    joined(other, store, NOTHING, 5900)
+    assert len(joined(one, store, greedy, 5999).grants) == 2
+    assert not joined(one, store, greedy, 6000).settling
+
+
 def test_charges_and_rates_count_once_whether_answers_are_lost_or_the_replica_was_forgotten() -> None:
     store, member = StoreModel(), Member("a", LEASE)
     name = field_of("g", "x")

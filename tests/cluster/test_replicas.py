@@ -88,7 +88,7 @@ async def test_ten_times_overload_never_exceeds_the_slots_and_is_fair_over_all_r
                 nursery.start_soon(replica.flood, tenant, 8 if tenant < "d" else 5, 0.03)
         await trio.sleep(3)
         served = sum((replica.served for replica in replicas), Counter[str]())
-    assert engine.most == 8
+    assert 4 < engine.most <= 8
     assert set(served) == set(TENANTS)
     assert jain(served) >= 0.97
     assert all(replica.refused == 0 for replica in replicas)

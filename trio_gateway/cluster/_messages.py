@@ -30,6 +30,8 @@ class Want:
         also: resources of which it needs one.
         wide: resources of which it needs ``slots``.
         cost: tokens for its tenant's weight that such a request usually is charged.
+        rest: further ones after ``any``, parted by line feeds. What many lines have alike is looked through
+            once for all of them.
     """
 
     count: int
@@ -41,6 +43,7 @@ class Want:
     also: tuple[str, ...] = ()
     wide: tuple[str, ...] = ()
     cost: float = 0.0
+    rest: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Express it for the script."""
@@ -53,6 +56,7 @@ class Want:
             "tenant": self.tenant,
             "slots": self.slots,
             "any": self.any,
+            "rest": self.rest,
             "also": self.also,
             "wide": self.wide,
             "cost": self.cost,

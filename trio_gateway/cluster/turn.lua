@@ -50,28 +50,32 @@ elseif turn.epoch == 0 then
   if epoch ~= 0 then forget(me, false) end  -- the answer to its first turn was lost: it was charged already
   epoch = redis.call('INCR', root .. 'epoch')
   redis.call('HSET', EPOCHS, me, epoch)
-  if redis.call('SETNX', root .. 'born', now) == 1 then redis.call('DEL', EXPECT) end
+  redis.call('SETNX', root .. 'born', now)
+  if redis.call('ZCARD', LIVE) == 0 then
+    redis.call('SET', root .. 'first', now)
+    redis.call('DEL', EXPECT)
+  end
 end
 if not turn.leave then
   redis.call('HSET', SEQS, me, turn.seq)
   redis.call('ZADD', LIVE, now + turn.lease, me)
 end
 
--- A store that has just begun may not know yet what runs: until all had time to say so, each has its share only.
-local settling = now < tonumber(redis.call('GET', root .. 'born') or 0) + turn.lease
+-- A store that has just begun, or stood still for so long that all are forgotten, may not know yet what runs: until
+-- all had time to say so, each has its share only.
+local settling = now < tonumber(redis.call('GET', root .. 'first') or 0) + turn.lease
 local expect = settling and math.max(number_of(EXPECT, 'replicas'), turn.known) or 1
 if settling then redis.call('HSET', EXPECT, 'replicas', expect) end
 
 -- What it has.
 for resource, cap in pairs(turn.caps) do redis.call('HSET', CAPS, resource, cap) end
 local held, grants, wants = of('held', me), of('grants', me), of('wants', me)
-local open, asked = {}, {}
+local open = {}
 for number, grant in pairs(pairs_of(grants)) do
   if tonumber(number) <= turn.ack then
     redis.call('HDEL', grants, number)
   else
     grant = cjson.decode(grant)
-    asked[grant.want] = (asked[grant.want] or 0) + 1
     for resource, count in pairs(grant.takes) do open[resource] = (open[resource] or 0) + count end
   end
 end
@@ -199,51 +203,71 @@ end
 
 -- Grants: the best tier first, in it the tenant that was served least; equals by the name of their replica.
 local caps, used = pairs_of(CAPS), pairs_of(USED)
-local function room(replica, takes)
-  for resource, count in pairs(takes) do
-    local cap = caps[resource]
-    if not cap or tonumber(used[resource] or 0) + count > tonumber(cap) then return false end
-    if expect > 1 then
-      local own = number_of(of('held', replica), resource)
-      if own + count > math.floor(tonumber(cap) / expect) then return false end
-    end
-  end
-  return true
+local function lacks(replica, resource, count)
+  local cap = caps[resource]
+  if not cap or tonumber(used[resource] or 0) + count > tonumber(cap) then return true end
+  if expect == 1 then return false end
+  return number_of(of('held', replica), resource) + count > math.floor(tonumber(cap) / expect)
 end
-local function takes_of(waiter)
-  for _, worker in ipairs(waiter.want.any) do
-    local takes = {[worker] = waiter.want.slots}
-    for _, resource in ipairs(waiter.want.also) do takes[resource] = 1 end
-    for _, resource in ipairs(waiter.want.wide) do takes[resource] = waiter.want.slots end
-    if room(waiter.replica, takes) then return takes, worker end
+-- What is full stays so in this turn: each list is walked once, for all who wait for it.
+local lists = {}
+local function first_of(replica, rest, slots)
+  local whose = expect > 1 and replica .. '\n' .. slots or slots
+  lists[whose] = lists[whose] or {}
+  local list = lists[whose][rest]
+  if not list then
+    list = {at = 1}
+    for name in string.gmatch(rest, '[^\n]+') do list[#list + 1] = name end
+    lists[whose][rest] = list
   end
+  while list[list.at] and lacks(replica, list[list.at], slots) do list.at = list.at + 1 end
+  return list[list.at]
+end
+local function place_of(waiter)
+  local replica, want = waiter.replica, waiter.want
+  for _, resource in ipairs(want.also) do if lacks(replica, resource, 1) then return end end
+  for _, resource in ipairs(want.wide) do if lacks(replica, resource, want.slots) then return end end
+  for _, worker in ipairs(want.any) do if not lacks(replica, worker, want.slots) then return worker end end
+  return first_of(replica, want.rest, want.slots)
+end
+local function takes_of(want, worker)
+  local takes = {[worker] = want.slots}
+  for _, resource in ipairs(want.also) do takes[resource] = 1 end
+  for _, resource in ipairs(want.wide) do takes[resource] = want.slots end
+  return takes
+end
+local service = {}  -- by group and tenant, of those who could be placed
+local function served(waiter)
+  local field = field_of(waiter.want)
+  service[field] = service[field] or number_of(SERVICE, field)
+  return service[field]
 end
 local function comes_before(one, other)
   if one.want.tier ~= other.want.tier then return one.want.tier < other.want.tier end
-  if one.service ~= other.service then return one.service < other.service end
+  if served(one) ~= served(other) then return served(one) < served(other) end
   if one.given ~= other.given then return one.given < other.given end
   if one.replica ~= other.replica then return one.replica < other.replica end
   return one.key < other.key
 end
-for _, waiter in ipairs(waiting) do
-  waiter.service, waiter.given, waiter.left = number_of(SERVICE, field_of(waiter.want)), 0, waiter.want.count
-  if waiter.replica == me then waiter.left = waiter.left - (asked[waiter.key] or 0)
-  else
-    for _, grant in pairs(pairs_of(of('grants', waiter.replica))) do
-      if cjson.decode(grant).want == waiter.key then waiter.left = waiter.left - 1 end
-    end
+local given = {}  -- by replica and line: those that it was told of and did not acknowledge
+for _, replica in ipairs(replicas) do
+  given[replica] = {}
+  for _, grant in pairs(pairs_of(of('grants', replica))) do
+    local key = cjson.decode(grant).want
+    given[replica][key] = (given[replica][key] or 0) + 1
   end
 end
+for _, waiter in ipairs(waiting) do
+  waiter.given, waiter.left = 0, waiter.want.count - (given[waiter.replica][waiter.key] or 0)
+end
 while true do
-  local best, takes, worker
+  local best, worker
   for _, waiter in ipairs(waiting) do
-    if waiter.left > 0 and (not best or comes_before(waiter, best)) then
-      local found, where = takes_of(waiter)
-      if found then best, takes, worker = waiter, found, where end
-    end
+    local found = waiter.left > 0 and place_of(waiter)
+    if found and (not best or comes_before(waiter, best)) then best, worker = waiter, found end
   end
   if not best then break end
-  local number = redis.call('INCR', root .. 'grant')
+  local number, takes = redis.call('INCR', root .. 'grant'), takes_of(best.want, worker)
   local grant = {want = best.key, worker = worker, takes = takes, cost = best.want.cost}
   redis.call('HSET', of('grants', best.replica), number, cjson.encode(grant))
   for resource, count in pairs(takes) do
@@ -252,12 +276,8 @@ while true do
     used[resource] = tonumber(used[resource] or 0) + count
   end
   -- It is charged what such a request usually costs at once; its replica tells the difference.
+  service[field_of(best.want)] = served(best) + best.want.cost
   add(SERVICE, field_of(best.want), best.want.cost)
-  for _, waiter in ipairs(waiting) do
-    if waiter.want.group == best.want.group and waiter.want.tenant == best.want.tenant then
-      waiter.service = waiter.service + best.want.cost
-    end
-  end
   best.left, best.given = best.left - 1, best.given + 1
 end
 

@@ -506,16 +506,17 @@ class Fleet:
             return None
         return book.worker if book.open(request, self._now()) else None
 
-    def open_workers(self, request: InternalRequest, without: frozenset[str]) -> list[Worker]:
-        """All workers at which the request may be placed, the one that `choose` picks first."""
+    def open_workers(
+        self, request: InternalRequest, without: frozenset[str]
+    ) -> tuple[Worker | None, list[Worker]]:
+        """All workers at which the request may be placed, in order; before them the one that `choose` picks."""
         now = self._now()
         found = [
             book.worker
             for book in self.serving(request.model)
             if book.worker.id not in without and book.open(request, now)
         ]
-        best = self.choose(request, without) if len(found) > 1 else None
-        return found if best is None else [best, *(worker for worker in found if worker is not best)]
+        return self.choose(request, without) if len(found) > 1 else None, found
 
     # -- slots that are lent
 

@@ -128,10 +128,10 @@ class Sharing:
         return Survey(caps, have, want, spent, dict(self._rates_to_tell()), self._marks(), self._news())
 
     def _want(self, line: Line) -> Want | None:
-        workers = self._fleet.open_workers(line.first, line.without)
+        best, workers = self._fleet.open_workers(line.first, line.without)
         if not workers:
             return None
-        slots = slots_for(line.first, workers[0])
+        slots = slots_for(line.first, best or workers[0])
         bound = self._admission.share_of(line.tenant).max_concurrency
         return Want(
             count=min(line.alike, MOST_AT_ONCE),
@@ -139,7 +139,8 @@ class Sharing:
             group=_group(line.pool, line.tier),
             tenant=line.tenant,
             slots=slots,
-            any=tuple(_worker(each.id) for each in workers if slots_for(line.first, each) == slots),
+            any=() if best is None else (_worker(best.id),),
+            rest="\n".join(_worker(each.id) for each in workers if slots_for(line.first, each) == slots),
             also=() if bound is None else (_tenant(line.tenant),),
             wide=() if self._most_of(line.tier) >= 1 else (_tier(line.pool, line.tier),),
             cost=float(f"{line.cost:.2g}"),
