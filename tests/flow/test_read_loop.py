@@ -334,11 +334,20 @@ async def ready_and_slow(
         stream.say("a")
 
 
-@pytest.mark.parametrize(("others", "steps"), [(0.0, {3}), (0.002, {5, 10}), (0.03, {10})])
-async def test_a_turn_may_be_as_long_as_that_of_all_others_up_to_a_bound(
-    others: float, steps: set[int]
+@pytest.mark.parametrize(
+    ("others", "told", "steps"),
+    [
+        (0.0, max, {3}),
+        (0.0002, min, {1}),
+        (0.0004, min, {1}),
+        (0.003, max, {3, 5}),
+        (0.03, max, {10}),
+    ],
+)
+async def test_a_turn_is_short_while_others_work_and_a_third_of_theirs_up_to_a_bound(
+    others: float, told: Callable[[Sequence[int]], int], steps: set[int]
 ) -> None:
-    """The others take that long between two turns, or twice in a row."""
+    """The others take that long between two turns, or twice in a row, or have none between them."""
     clock = MockClock()
 
     async def run() -> int:
@@ -352,7 +361,8 @@ async def test_a_turn_may_be_as_long_as_that_of_all_others_up_to_a_bound(
                 await trio.lowlevel.checkpoint()
             trio.lowlevel.remove_instrument(counted)
             nursery.cancel_scope.cancel()
-            return max(counted.each)
+            _, *later, _ = (taken for taken in counted.each if taken)
+            return told(later)
 
     assert await trio.to_thread.run_sync(lambda: trio.run(run, clock=clock)) in steps
 

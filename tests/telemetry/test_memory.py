@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import random
 import weakref
+from collections import deque
 from collections.abc import Iterator
 
 import pytest
 
 from trio_gateway.telemetry import CycleCollector, return_free_memory
-from trio_gateway.telemetry._memory import CALM
+from trio_gateway.telemetry._memory import _WORTH_LOOKING, CALM, FEW, YOUNG_OF_FEW
 
 
 def test_free_memory_goes_back_where_the_library_can() -> None:
@@ -42,7 +44,7 @@ def old_circle() -> weakref.ref[Circle]:
 
 def look_at_the_young(times: int) -> None:
     for _ in range(times):
-        gc.collect(1)
+        gc.collect(0)
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def collector() -> Iterator[CycleCollector]:
 
 def test_the_old_are_looked_at_while_few_exchanges_run(collector: CycleCollector) -> None:
     circle = old_circle()
-    look_at_the_young(25)
+    look_at_the_young(_WORTH_LOOKING // YOUNG_OF_FEW)
     assert not collector.sweep(running=CALM + 1)
     assert circle() is not None
     assert collector.sweep(running=CALM)
@@ -64,7 +66,7 @@ def test_the_old_are_looked_at_while_few_exchanges_run(collector: CycleCollector
 
 
 def test_they_are_not_looked_at_where_nothing_happened(collector: CycleCollector) -> None:
-    look_at_the_young(25)
+    look_at_the_young(_WORTH_LOOKING // YOUNG_OF_FEW)
     assert collector.sweep(running=0)
     assert not collector.sweep(running=0)
 
@@ -76,10 +78,30 @@ def test_the_interpreter_does_not_look_at_them_by_itself(collector: CycleCollect
     assert len(kept) == 300_000
 
 
+def test_where_many_run_the_young_are_looked_at_often_and_few_at_a_time(collector: CycleCollector) -> None:
+    collector.sweep(running=FEW + 1)
+    found: list[int] = []
+    random_ = random.Random(1)
+
+    def note(phase: str, told: dict[str, int]) -> None:
+        if phase == "start":
+            found.append(len(gc.get_objects(generation=told["generation"])))
+
+    gc.callbacks.append(note)
+    try:
+        runs: deque[list[list[int]]] = deque(maxlen=1000)  # requests that run; as many come as go
+        for _ in range(5000):
+            runs.append([[] for _ in range(random_.randrange(200))])
+    finally:
+        gc.callbacks.remove(note)
+    assert len(found) > 500
+    assert max(found) < 10_000  # a tenth of what runs
+
+
 def test_in_a_process_that_is_never_calm_they_are_looked_at_in_the_end(
     collector: CycleCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_gateway.telemetry._memory._OVERDUE", 30)
+    monkeypatch.setattr("trio_gateway.telemetry._memory._OVERDUE", 30 * YOUNG_OF_FEW)
     circle = old_circle()
     look_at_the_young(31)
     assert collector.sweep(running=10_000)
@@ -92,7 +114,7 @@ def test_what_took_long_to_look_at_and_stays_is_not_looked_at_again(
     monkeypatch.setattr("trio_gateway.telemetry._memory._SHORT", 0.0)
     frozen = gc.get_freeze_count()
     kept = [[] for _ in range(1000)]  # type: ignore[var-annotated]
-    look_at_the_young(25)
+    look_at_the_young(_WORTH_LOOKING // YOUNG_OF_FEW)
     assert collector.sweep(running=0)
     assert gc.get_freeze_count() >= frozen + len(kept)
 

@@ -12,10 +12,13 @@ The rules that make that safe:
   a descriptor's number comes again as soon as it is closed.
 - What a step raises is raised in the task whose stream it is. No stream ends the loop,
   and if the loop ends, each that is attached goes on by itself.
-- After 64 steps, or a millisecond, all other tasks have their turn. Where those take longer, so does the next
-  turn, up to 4 ms: else a rush of requests, half a millisecond each, would leave tokens a tenth of the core.
-- Where tokens come densely, the loop waits a millisecond before it looks again, so that
-  one look finds several. A lone stream never waits. Two processes that share the tokens of one wait two.
+- After 64 steps, or a quarter of a millisecond, all other tasks have their turn: a request is four turns from
+  its first token. If they had nothing to do lately, the next turn may take a millisecond; if they had, it
+  is as short, or a third of what they took, up to 4 ms: else a rush of requests, half a millisecond each,
+  would leave tokens a tenth of the core.
+- Where tokens come densely, the loop waits a millisecond before it looks again, so that one look finds
+  several; what came while it read them can wait with the others. A lone stream never waits. Two processes
+  that share the tokens of one wait two.
 """
 
 from __future__ import annotations
@@ -32,7 +35,11 @@ from ..units import MILLISECONDS
 
 STEPS_A_TURN: Final = 64
 TURN: Final = 1 * MILLISECONDS
+SHORT_TURN: Final = 0.25 * MILLISECONDS
+SHORT_FOR: Final = 3 * MILLISECONDS  # after others had work: what they asked for comes soon
 LONGEST_TURN: Final = 4 * MILLISECONDS
+SHARE: Final = 1 / 3  # of what the others took, that a turn may take at least
+OTHERS_WORK: Final = 0.05 * MILLISECONDS  # that they took for their turn, from which on they had work
 GATHER: Final = 1 * MILLISECONDS
 MOST_GATHER: Final = 2 * MILLISECONDS  # that a token may come later, for the sake of processor time
 DENSE: Final = 2  # steps expected within that time, from which on it pays
@@ -126,7 +133,9 @@ class ReadLoop:
         self._looked_at = -math.inf
         self._wary = 0  # times that it could gather and does not
         self._in_vain = 0
-        self._turn = TURN
+        self._gathers = False  # the last time it did, something was there
+        self._turn = SHORT_TURN
+        self._short_until = -math.inf
 
     def __len__(self) -> int:
         """How many streams it reads."""
@@ -167,7 +176,7 @@ class ReadLoop:
         try:
             while True:
                 await self._poller.wait()
-                self._turn = TURN
+                self._turn = SHORT_TURN
                 await self._read_ready()
         finally:
             self._running = False
@@ -188,12 +197,17 @@ class ReadLoop:
             while ready:
                 await self._read_all(ready)
                 steps += len(ready)
-                if ready := self._ready():
+                if self._gathers and len(ready) < STEPS_A_TURN:
+                    ready = []  # what came meanwhile is found with what comes soon
+                elif ready := self._ready():
                     await self._let_others()
             if self._may_gather(steps):
                 await trio.sleep(self._gather)
+                self._turn = SHORT_TURN
                 ready = self._ready()
                 self._note_gathered(bool(ready))
+            else:
+                self._gathers = False
 
     def _may_gather(self, steps: int) -> bool:
         """Whether waiting for more pays, if so many steps were taken since this was last asked."""
@@ -206,6 +220,7 @@ class ReadLoop:
 
     def _note_gathered(self, something: bool) -> None:
         """Who waits in vain waits less often: tokens may come in bursts, with nothing between them."""
+        self._gathers = something
         self._in_vain = 0 if something else min(2 * self._in_vain + 1, MOST_WARY)
         self._wary = self._in_vain
 
@@ -233,10 +248,14 @@ class ReadLoop:
                 now = clock()
 
     async def _let_others(self) -> None:
-        """Let all other tasks have their turns; the next of this one may be as long."""
+        """Let all other tasks have their turns; how long that took says how long the next of this one is."""
         left = trio.current_time()
         await trio.lowlevel.checkpoint()
-        self._turn = min(max(TURN, trio.current_time() - left), LONGEST_TURN)
+        now = trio.current_time()
+        took = now - left
+        if took >= OTHERS_WORK:
+            self._short_until = now + SHORT_FOR
+        self._turn = min(max(SHORT_TURN if now < self._short_until else TURN, took * SHARE), LONGEST_TURN)
 
     # -- who is read
 

@@ -8,14 +8,13 @@ import gc
 import time
 from typing import Final
 
-CALM: Final = 64  # exchanges up to which looking at everything takes a few milliseconds
-YOUNG: Final = (
-    4000,
-    2,
-)  # new objects until they are looked at, and how often that is until all young ones are
+CALM: Final = 16  # exchanges up to which looking at everything takes a few milliseconds
+FEW: Final = 64  # exchanges up to which looking at all that they made does
+YOUNG: Final = 200  # objects more than at the last look, after which those that came since are looked at
+YOUNG_OF_FEW: Final = 4000  # while few exchanges run: hardly ever
 _NEVER: Final = 2**31 - 1
-_WORTH_LOOKING: Final = 20  # looks at the young since all were looked at
-_OVERDUE: Final = 100_000  # of them: some hundred million objects were made
+_WORTH_LOOKING: Final = 200_000  # objects more, in all looks at the young since all were looked at
+_OVERDUE: Final = 500_000_000
 _SHORT: Final = 0.002  # seconds
 
 
@@ -25,19 +24,31 @@ class CycleCollector:
     Python looks at all objects whenever a quarter of them is new: with a thousand exchanges
     that holds the loop for 0.1 s (measured), and finds nothing, since an exchange falls
     apart when it ends. So the old are looked at while few exchanges run; in a process that
-    never has few, after a very long time. The young are looked at as ever, in small heaps.
+    never has few, after a very long time.
+
+    Where many exchanges run, the young are looked at often, a request's worth of them, and then are old.
+    What counts for the interpreter is how many objects were made less those that went, which stands still
+    while requests come and go; the young meanwhile become all that runs. With 1,000 requests at a time, looks
+    after 1,000 objects, and at all young ones after five such, took up to 35 ms and 0.17 ms of each request;
+    these take up to 1.4 ms, and 0.04 ms of each. While few run, all that they made is looked at within a few
+    milliseconds, so that is done seldom, which saves 0.02 ms of each.
 
     What survived a look that took long is not looked at again: it is the configuration.
     """
 
     def __init__(self) -> None:
         self._before: Final = gc.get_threshold()
+        self._young = YOUNG_OF_FEW
 
     def start(self) -> None:
         """Take over from the interpreter. What there is by now stays, and is never looked at."""
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*YOUNG, _NEVER)
+        self._look_after(YOUNG_OF_FEW)
+
+    def _look_after(self, objects: int) -> None:
+        self._young = objects
+        gc.set_threshold(objects, _NEVER, _NEVER)
 
     def stop(self) -> None:
         """Leave it to the interpreter again."""
@@ -49,8 +60,9 @@ class CycleCollector:
         Args:
             running: exchanges.
         """
-        looks = gc.get_count()[2]
-        if looks < (_WORTH_LOOKING if running <= CALM else _OVERDUE):
+        made = gc.get_count()[1] * self._young
+        self._look_after(YOUNG_OF_FEW if running <= FEW else YOUNG)
+        if made < (_WORTH_LOOKING if running <= CALM else _OVERDUE):
             return False
         began = time.thread_time()
         gc.collect()
