@@ -352,7 +352,6 @@ class Gateway:
         watches = (self.watch.run, self.fleet_watch.run, self.named_workers.run, self.pod_workers.run)
         for task in (
             *watches,
-            self.loop_watch.run,
             self.clocks.run,
             self.drain.run,
             self.admission.run,
@@ -398,6 +397,7 @@ class Gateway:
         self._look_at_certificate()
         sys.setswitchinterval(SWITCH_INTERVAL)
         self.cycles.start()
+        nursery.start_soon(self.loop_watch.run)  # what stood still while it started, nobody waited for
         if self.borrower is not None:
             self.borrower.tell_serving()
 

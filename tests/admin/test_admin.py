@@ -315,8 +315,10 @@ async def test_of_operators_beyond_their_number_who_was_idle_for_longest_gives_w
 
 
 async def test_it_can_listen_on_a_unix_socket(tmp_path: Path) -> None:
-    async with serving(models=[], admin={"bind": [f"unix:{tmp_path / 'admin.sock'}"]}):
+    bind = f"unix:{tmp_path / 'admin.sock'}"
+    async with serving(models=[], admin={"bind": [bind]}) as gateway:
         with trio.fail_after(10), await RawClient.connect(tmp_path / "admin.sock") as client:
             await client.request("GET", STATISTICS)
             body = (await client.read_to_end()).body
             assert json.loads(body)["arrived"] == 0
+    assert gateway.logged("listening")[0]["admin"] == [bind]  # as `--url` of the commands takes it

@@ -238,4 +238,4 @@ async def serve_admin(
         started = await nursery.start(
             partial(serve, application, config, shutdown_trigger=trio.sleep_forever, mode="asgi")
         )
-        task_status.started([str(url) for url in started])
+        task_status.started([str(url).replace("http://unix:", "unix:", 1) for url in started])
