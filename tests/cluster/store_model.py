@@ -46,11 +46,15 @@ class StoreModel:
     expect: int = 1
     news: dict[str, tuple[News, int, int, str]] = field(default_factory=dict)  # number, until when, by whom
     seen: int = 0
+    ahead: int = 0
+    latest: int = 0
 
     def used(self, resource: str) -> int:
         return sum(member.held[resource] for member in self.members.values())
 
-    def turn(self, turn: Turn, now: int) -> Reply:
+    def turn(self, turn: Turn, clock: int) -> Reply:
+        self.ahead += max(self.latest - clock - self.ahead, 0)  # the clock was set back
+        now = self.latest = clock + self.ahead
         self.members = {name: each for name, each in self.members.items() if each.until > now}
         member = self.members.get(turn.replica)
         if turn.epoch and (member is None or member.epoch != turn.epoch):

@@ -86,7 +86,7 @@ tellings = st.fixed_dictionaries(
 
 
 class Comparison(RuleBasedStateMachine):
-    """Replicas that make turns, lose answers, come late, and vanish."""
+    """Replicas that make turns, lose answers, come late, and vanish, by a clock that may be set back."""
 
     plain: Plain
     sha: bytes
@@ -95,7 +95,7 @@ class Comparison(RuleBasedStateMachine):
         super().__init__()
         self.plain("FLUSHALL")
         self.model = StoreModel()
-        self.now = 1_000_000
+        self.now = 1_700_000_000_000
         self.epochs = dict.fromkeys(REPLICAS, 0)
         self.seqs = dict.fromkeys(REPLICAS, 0)
         self.acks = dict.fromkeys(REPLICAS, 0)
@@ -156,6 +156,10 @@ class Comparison(RuleBasedStateMachine):
     def time_passes(self, milliseconds: int) -> None:
         self.now += milliseconds
 
+    @rule(milliseconds=st.sampled_from((1, 700, 3_600_000)))
+    def the_clock_is_set_back(self, milliseconds: int) -> None:
+        self.now -= milliseconds
+
     @invariant()
     def what_is_used_is_what_replicas_hold(self) -> None:
         used = self.plain("HGETALL", "{p}:used")
@@ -173,6 +177,33 @@ class Comparison(RuleBasedStateMachine):
         found = {key.decode(): float(value) for key, value in zip(flat[::2], flat[1::2], strict=True)}
         expected = {name: value for name, value in self.model.service.items() if value}
         assert {name: value for name, value in found.items() if value} == pytest.approx(expected)
+
+
+def test_a_clock_that_is_set_back_gives_nobody_more_time(server: RedisServer) -> None:
+    plain = Plain(server.port)
+    try:
+        plain("FLUSHALL")
+        sha = plain("SCRIPT", "LOAD", with_clock_as_argument())
+
+        def turn(told: Turn, now: int) -> Reply:
+            return decode_reply(plain("EVALSHA", sha, 1, "{p}", told.encode(), now))
+
+        now, hour = 1_700_000_000_000, 3_600_000
+        used = {"x": (600.0, 600)}
+        turn(Turn("dead", 0, 1, LEASE, caps={"w1": 1}, have={"w1": 1}, rates=used), now)
+        epoch = turn(Turn("me", 0, 1, LEASE), now).epoch
+        turn(Turn("me", epoch, 2, LEASE), now - hour)  # and from here on it goes as before
+        turn(Turn("me", epoch, 3, LEASE), now - hour + LEASE // 2)
+        reply = turn(
+            Turn("me", epoch, 4, LEASE, want={"k": Want(1, any=("w1",))}, rates={"x": (0.0, 600)}),
+            now - hour + LEASE,
+        )
+        assert reply.members == ("me",)
+        assert not reply.settling
+        assert [grant.worker for grant in reply.grants] == ["w1"]
+        assert 58 < reply.rates["x"] < 60
+    finally:
+        plain.close()
 
 
 @pytest.mark.slow

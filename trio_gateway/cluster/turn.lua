@@ -24,6 +24,16 @@ end
 
 local function number_of(key, field) return tonumber(redis.call('HGET', key, field) or 0) end
 
+-- A clock that is set back must not let live what was to end: time here goes on from where it was.
+local CLOCK = root .. 'clock'
+local seen = number_of(CLOCK, 'seen')
+now = now + number_of(CLOCK, 'ahead')
+if now < seen then
+  redis.call('HSET', CLOCK, 'ahead', number_of(CLOCK, 'ahead') + seen - now)
+  now = seen
+end
+redis.call('HSET', CLOCK, 'seen', now)
+
 local function use(resource, more)
   if more ~= 0 and redis.call('HINCRBY', USED, resource, more) <= 0 then redis.call('HDEL', USED, resource) end
 end
