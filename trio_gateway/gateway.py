@@ -409,6 +409,22 @@ class Gateway:
                 for listener in listeners:
                     accepting.start_soon(accept.run, listener, nursery)
 
+    def _adopt(self, stream: trio.SocketStream, begun: bytes) -> None:
+        """Serve a connection that another process accepted."""
+
+        async def serve() -> None:
+            if self._crowd is not None:
+                self._crowd.count(1)
+            try:
+                await self.server.serve(stream, begun)
+            finally:
+                stream.socket.close()
+                if self._crowd is not None:
+                    self._crowd.count(-1)
+
+        assert self._nursery is not None
+        self._nursery.start_soon(serve)
+
     async def _open_to_workers(self, nursery: trio.Nursery) -> None:
         """Listen for workers that register, if the settings say so."""
         internal = self.settings.internal
@@ -805,8 +821,8 @@ class Gateway:
             self.sockets,
         )
         if self._place is not None:
-            self._owners = Owners(self._place, door.look)
-            door.elsewhere = self._owners.ask
+            self._owners = Owners(self._place, door.look, door.keeps, self._adopt)
+            door.elsewhere, door.hand_over = self._owners.ask, self._owners.hand_over
         return HttpServer(
             door,
             self.watch,

@@ -509,3 +509,24 @@ def test_a_written_request_reads_back(parser: HeadParser) -> None:
     head = parse(written, parser)
     assert (head.method, head.target, head.body) == ("POST", "/v1/x", 3)
     assert head.headers == ((b"host", b"a:1"), (b"content-length", b"3"))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        request(b"Authorization: Bearer k\r\nX-Ver: \xe4\r\nEmpty:\r\n", b"GET /v1/a%20b?after=3 HTTP/1.1"),
+        request(b"Content-Length: 7\r\nConnection: close\r\nExpect: 100-continue\r\n"),
+        request(b"Transfer-Encoding: chunked\r\n"),
+        request(b"", b"GET / HTTP/1.0"),
+    ],
+)
+def test_a_head_that_is_written_again_reads_as_the_same(head: bytes) -> None:
+    parsed = parse(head)
+    assert parse(parsed.encode()) == parsed
+
+
+def test_looking_at_what_is_left_takes_nothing_away() -> None:
+    buffer = HeadBuffer(ROOMY)
+    buffer.feed(request(b"") + b"rest")
+    assert buffer.next_head() is not None
+    assert (buffer.peek(), buffer.take_rest(), buffer.peek()) == (b"rest", b"rest", b"")

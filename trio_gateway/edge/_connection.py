@@ -150,6 +150,11 @@ class Connection:
             self._silent_limit = seconds
             self._stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
+    @property
+    def descriptor(self) -> int | None:
+        """By which another process could serve this connection; None: none can."""
+        return None if self.closed or self.buffers else self._fd
+
     async def finish_sending(self) -> None:
         """Say that nothing more will come, properly; the client may still be sending."""
         await trio.lowlevel.checkpoint_if_cancelled()

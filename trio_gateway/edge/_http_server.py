@@ -291,12 +291,17 @@ class HttpServer:
         self._none_open = trio.lowlevel.ParkingLot()
         self._retired = False
 
-    async def serve(self, stream: trio.SocketStream) -> None:
-        """Serve one connection; never raises but Cancelled."""
+    async def serve(self, stream: trio.SocketStream, begun: bytes = b"") -> None:
+        """Serve one connection; never raises but Cancelled.
+
+        Args:
+            begun: what was read of it before.
+        """
         self.open += 1
         try:
             with Hangup(self._watch, stream.socket.fileno()) as hangup:
                 connection = self._connection(stream, hangup)
+                connection.heads.feed(begun)
                 try:
                     if not isinstance(connection, TlsConnection) or await self._secured(connection):
                         await self._requests(connection)

@@ -73,10 +73,14 @@ class KeptAnswers(Generic[AnswerT]):
 
     def find(self, request_id: str, caller: Caller) -> AnswerT | None:
         """Answer this caller's own; None: there is no such, or no longer."""
-        entry = self._entries.get(request_id)
-        if entry is None or (entry.tenant, entry.key_id) != (caller.tenant.id, caller.key_id):
+        if not self.has(request_id, caller.tenant.id, caller.key_id):
             return None
-        return entry.answer
+        return self._entries[request_id].answer
+
+    def has(self, request_id: str, tenant: str, key_id: str | None) -> bool:
+        """Whether there is one of this key."""
+        entry = self._entries.get(request_id)
+        return entry is not None and (entry.tenant, entry.key_id) == (tenant, key_id)
 
     def overdue(self, now: float) -> list[tuple[str, float, int]]:
         """Name those that should have been forgotten: id, for how many seconds, and bytes."""

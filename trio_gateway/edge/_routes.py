@@ -63,9 +63,12 @@ class Door:
 
     Attributes:
         elsewhere: asks other processes as `look` answers here; None: there are none.
+        hand_over: hands a connection to the process that `keeps` an answer; told the request's id, tenant,
+            key, descriptor and what was read; False: there is none.
     """
 
     elsewhere: Callable[[str, str, bool], Awaitable[dict[str, Any] | None]] | None = None
+    hand_over: Callable[[str, str, str | None, int, bytes], Awaitable[bool]] | None = None
 
     def __init__(
         self,
@@ -175,9 +178,32 @@ class Door:
         # It is the same request, and has its name.
         identity = (*identity_headers(exchange_id, None), *self._cors(head))
         after = _event_number(head)
+        if await self._handed_over(visit, exchange_id, caller):
+            return False
         return await self._generator.resume(
             visit.incoming, exchange_id, after, caller, identity, self._no_work(visit)
         )
+
+    async def _handed_over(self, visit: Visit, exchange_id: str, caller: Caller) -> bool:
+        """Hand the connection to the process that keeps the answer, if it is not here; not one under TLS."""
+        connection = visit.incoming.connection
+        descriptor = connection.descriptor
+        if (
+            self.hand_over is None
+            or descriptor is None
+            or self.keeps(exchange_id, caller.tenant.id, caller.key_id)
+        ):
+            return False
+        begun = visit.incoming.head.encode() + bytes(connection.heads.peek())
+        if not await self.hand_over(exchange_id, caller.tenant.id, caller.key_id, descriptor, begun):
+            return False
+        connection.close()
+        self._no_work(visit)()
+        return True
+
+    def keeps(self, exchange_id: str, tenant: str, key_id: str | None) -> bool:
+        """Whether an answer is kept here for this key."""
+        return self._generator.kept.has(exchange_id, tenant, key_id)
 
     def _no_work(self, visit: Visit) -> Callable[[], None]:
         """Answer what is called once a request is known to be none for work."""

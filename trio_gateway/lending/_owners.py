@@ -1,12 +1,16 @@
 """Asks the other processes for a request that is not here: its owner may have come to any of them.
 
-One connection and one line of JSON for each question, at sockets that nobody else can reach.
+One connection and one line of JSON for each question, at sockets that nobody else can reach. Who wants to go
+on with an answer that another process keeps is handed over to it, with its connection: the descriptor is
+sent, and what was read of it.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import os
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -18,9 +22,12 @@ from ._place import Place
 
 LIMIT: Final = 1.0  # seconds for all of them; one that hangs is as one that has it not
 LONGEST: Final = 64 * 1024  # bytes of a line
+HEAD_LONGEST: Final = 1024 * 1024  # bytes of a connection that were read before it was handed over
 
 Answer = dict[str, Any] | None
 Look = Callable[[str, str, bool], Answer]
+Keeps = Callable[[str, str, str | None], bool]
+Adopt = Callable[[trio.SocketStream, bytes], None]
 
 
 class Owners:
@@ -29,11 +36,16 @@ class Owners:
     Args:
         look: answers how a request of a tenant stands here, after it was cancelled if that is asked; None:
             it is not here.
+        keeps: whether an answer of a tenant and a key, by the request's id, is kept here.
+        adopt: serves a connection that another process accepted, and owns it from now on; told what was read
+            of it.
     """
 
-    def __init__(self, place: Place, look: Look) -> None:
+    def __init__(self, place: Place, look: Look, keeps: Keeps, adopt: Adopt) -> None:
         self._place = place
         self._look = look
+        self._keeps = keeps
+        self._adopt = adopt
 
     async def ask(self, request_id: str, tenant: str, cancel: bool) -> Answer:
         """Answer how a request stands at another process; None: it is at none of them."""
@@ -55,6 +67,26 @@ class Owners:
                         nursery.start_soon(one, number)
         return found[0] if found else None
 
+    async def hand_over(
+        self, request_id: str, tenant: str, key_id: str | None, connection: int, begun: bytes
+    ) -> bool:
+        """Hand a connection to the process that keeps an answer; False: none does, and nothing was done.
+
+        Args:
+            connection: descriptor; the caller closes its own, and does nothing else with it.
+            begun: what was read of it and is to be served.
+        """
+        question = msgspec.json.encode([request_id, tenant, key_id, len(begun)]) + b"\n"
+        with trio.move_on_after(LIMIT):
+            for number in range(self._place.of):
+                if number != self._place.number:
+                    with contextlib.suppress(OSError, trio.BrokenResourceError, msgspec.DecodeError):
+                        async with await trio.open_unix_socket(self._place.owners_path(number)) as stream:
+                            await stream.send_all(question)
+                            if msgspec.json.decode(await _line(stream)) is True:
+                                return await _send(stream, connection, begun)
+        return False
+
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer the others, for ever."""
         path = self._place.owners_path(self._place.number)
@@ -72,8 +104,16 @@ class Owners:
     async def _answer(self, stream: trio.SocketStream) -> None:
         with contextlib.suppress(OSError, trio.BrokenResourceError, msgspec.DecodeError):
             with trio.move_on_after(LIMIT):
-                request_id, tenant, cancel = msgspec.json.decode(await _line(stream))
-                await stream.send_all(msgspec.json.encode(self._look(request_id, tenant, cancel)) + b"\n")
+                request_id, tenant, *more = msgspec.json.decode(await _line(stream))
+                if len(more) == 1:
+                    found: Any = self._look(request_id, tenant, *more)
+                    await stream.send_all(msgspec.json.encode(found) + b"\n")
+                    return
+                key_id, size = more
+                found = size <= HEAD_LONGEST and self._keeps(request_id, tenant, key_id)
+                await stream.send_all(msgspec.json.encode(found) + b"\n")
+                if found and (handed := await _receive(stream, size)) is not None:
+                    self._adopt(*handed)
 
 
 async def _line(stream: trio.SocketStream) -> bytes:
@@ -81,3 +121,35 @@ async def _line(stream: trio.SocketStream) -> bytes:
     while not data.endswith(b"\n") and len(data) <= LONGEST and (more := await stream.receive_some()):
         data += more
     return data
+
+
+async def _send(stream: trio.SocketStream, connection: int, begun: bytes) -> bool:
+    """Send a descriptor with one byte, then what was read of it; with the last of that it is the peer's."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [connection]))]
+    await stream.socket.sendmsg([b"+"], rights)
+    await stream.send_all(begun)
+    return True
+
+
+async def _receive(stream: trio.SocketStream, size: int) -> tuple[trio.SocketStream, bytes] | None:
+    """Receive what `_send` sends; None: it broke off. What comes is the caller's."""
+    _, ancillary, _, _ = await stream.socket.recvmsg(1, socket.CMSG_SPACE(array.array("i").itemsize))
+    descriptors = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(data)
+    if not descriptors:
+        return None
+    sock = socket.socket(fileno=descriptors[0])
+    try:
+        begun = b""
+        while len(begun) < size and (more := await stream.receive_some(size - len(begun))):
+            begun += more
+        if len(begun) < size:
+            sock.close()
+            return None
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return trio.SocketStream(trio.socket.from_stdlib_socket(sock)), begun

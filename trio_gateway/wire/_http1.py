@@ -55,6 +55,12 @@ class RequestHead:
         """The target without its query, not normalised."""
         return self.target.partition("?")[0]
 
+    def encode(self) -> bytes:
+        """Write it again, as another process is to read it."""
+        lines = [f"{self.method} {self.target} HTTP/".encode("latin-1") + self.version]
+        lines += [name + b": " + value for name, value in self.headers]
+        return b"\r\n".join((*lines, b"", b""))
+
     def header(self, name: bytes) -> bytes | None:
         """Value of the first header ``name`` (lower case)."""
         for key, value in self.headers:
@@ -119,6 +125,10 @@ class HeadBuffer:
         self._data.clear()
         self._searched = 0
         return rest
+
+    def peek(self) -> bytes:
+        """Answer what is left, without giving it out."""
+        return bytes(self._data)
 
     def skip_blank_lines(self) -> None:
         """Drop empty lines in front of a request line (RFC 9112 2.2)."""
