@@ -36,7 +36,7 @@ def _line(call: ast.Call) -> tuple[str, Line] | None:
     assert isinstance(call.func, ast.Attribute)
     given = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
     fields = {keyword.arg for keyword in call.keywords if keyword.arg}
-    if call.func.attr == "write" and len(given) == 2 and given[0] in LEVELS:
+    if call.func.attr in ("write", "write_object") and len(given) == 2 and given[0] in LEVELS:
         return str(given[1]), (str(given[0]), fields)
     if call.func.attr == "exception" and len(given) == 1:
         return str(given[0]), ("exception", fields)

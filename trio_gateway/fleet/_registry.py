@@ -509,7 +509,7 @@ class Fleet:
     def open_workers(
         self, request: InternalRequest, without: frozenset[str]
     ) -> tuple[Worker | None, list[Worker]]:
-        """All workers at which the request may be placed, in order; before them the one that `choose` picks."""
+        """All workers at which the request may be placed, in order; before them the one of `choose`."""
         now = self._now()
         found = [
             book.worker
