@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.cluster.store_model import StoreModel
-from trio_gateway.cluster import Member, Reply, Standing, Survey, Turn, Want, field_of, share_of
+from trio_gateway.cluster import Member, News, Reply, Standing, Survey, Turn, Want, field_of, share_of
 
 LEASE = 1.0
 CAPS = {"w1": 3, "w2": 2, "tenant:x": 2}
@@ -101,6 +101,12 @@ class Turns(RuleBasedStateMachine):
         kept = replica.kept()
         if all(kept[resource] >= count for resource, count in takes.items()):
             replica.running.append(takes)
+
+    @rule(name=st.sampled_from(NAMES))
+    def looks_whether_a_turn_can_wait(self, name: str) -> None:
+        replica = self.replicas[name]
+        if replica.member.can_wait(replica.survey()):
+            assert not replica.want
 
     @rule(name=st.sampled_from(NAMES), mark=st.sampled_from(("frozen:x", "worker:w1")), on=st.booleans())
     def an_operator_speaks(self, name: str, mark: str, on: bool) -> None:
@@ -265,3 +271,45 @@ def test_what_was_given_back_is_kept_until_the_next_turn_unless_somebody_waits_o
     joined(one, store, using, 2000)  # fenced
     one.contended = False
     assert one.kept(0.0) == {}
+
+
+def test_a_turn_waits_for_the_next_heartbeat_while_there_is_nothing_that_others_lack() -> None:
+    store, member, caps = StoreModel(), Member("a", LEASE), {"w1": 4}
+    name = field_of("g", "x")
+    busy, free = Survey(caps, {"w1": 1}, {}), Survey(caps, {}, {})
+    wanting = Survey(caps, {}, {"k": Want(1, 0, "g", "x", any=("w1",))})
+    assert not member.can_wait(busy), "it has to join"
+    joined(member, store, busy, 0)
+    assert member.can_wait(busy)
+    assert not member.something_idle
+    # What was of no use at one look may be between two requests; at two looks it is others'.
+    assert member.can_wait(free)
+    assert member.something_idle
+    assert member.can_wait(busy)
+    assert member.can_wait(free)
+    assert not member.can_wait(free)
+    # Who waits, and what others have to hear at once, has a turn.
+    assert not member.can_wait(wanting)
+    (grant,) = joined(member, store, wanting, 1).grants
+    assert grant.worker == "w1"
+    assert member.can_wait(busy), "what was granted, it has, and nobody wants more"
+    joined(member, store, Survey(caps, {}, {"k": Want(9, 0, "g", "x", any=("w1",))}), 2)
+    four = {"w1": 4}
+    assert not member.can_wait(Survey(caps, four, {})), "somebody waited in vain, and left"
+    joined(member, store, Survey(caps, four, {}), 3)
+    assert member.can_wait(Survey(caps, four, {}))
+    for more in (
+        Survey(caps, four, {}, rates={"r": (1.0, 60)}),
+        Survey(caps, four, {}, marks={"frozen:x": "1"}),
+        Survey(caps, four, {}, news={"n": News("up", left=1000)}),
+        Survey({"w1": 5}, four, {}),
+    ):
+        assert not member.can_wait(more)
+    # What was charged meanwhile is told then, once.
+    assert member.can_wait(Survey(caps, four, {}, {name: (10.0, 4.0)}))
+    joined(member, store, Survey(caps, four, {}, {name: (1.0, 1.0)}), 4)
+    assert (store.service[name], store.settled[name]) == (11.0, 5.0)
+    other = Member("b", LEASE)
+    joined(other, store, wanting, 5)
+    joined(member, store, Survey(caps, four, {}), 6)
+    assert not member.can_wait(Survey(caps, four, {})), "others wait for what it may give back any moment"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -93,6 +94,8 @@ class Member:
         self._rates_before: dict[str, float] = {}  # what was used before it joined
         self._marks: dict[str, str] = {}  # as the store has them
         self._counted: dict[str, int] = {}  # at least so much the store counts as had here, whatever it heard
+        self._granted: Counter[str] = Counter()  # in the last turn, by what was wanted
+        self._idle: frozenset[str] = frozenset()  # that of which some was of no use at the last look
         self._sent: Turn | None = None
         self._surveyed = Survey({}, {}, {})
 
@@ -102,11 +105,42 @@ class Member:
         """Add to what a tenant was charged, in tokens for its weight."""
         _add(self._served, field_of(group, tenant), tokens)
 
-    def turn(self, survey: Survey) -> Turn:
-        """Make the next turn out of how things stand; `hear` or `lose` follows."""
+    def can_wait(self, survey: Survey) -> bool:
+        """Look how things stand; answers whether a turn for that can wait for the next heartbeat.
+
+        Nobody waits, nothing was used of rates, and of all that the store counts as had here nothing was idle
+        at this look and at the last one. What was charged is remembered.
+        """
+        before, self._idle = (
+            self._idle,
+            frozenset(name for name, count in self._counted.items() if survey.have.get(name, 0) < count),
+        )
+        wanted = any(want.count > self._granted[key] for key, want in self._told_want.items())
+        if self._whole or self.contended or wanted or survey.want or survey.rates:
+            return False
+        if not self._idle.isdisjoint(before) or survey.marks != self._marks:
+            return False
+        if _changed(survey.news, self._told_news):
+            return False
+        if _changed(survey.caps, self._told_caps):
+            return False
+        self._note_spent(survey)
+        return True
+
+    @property
+    def something_idle(self) -> bool:
+        """Whether something was of no use at the last look that the store counts as had here."""
+        return bool(self._idle)
+
+    def _note_spent(self, survey: Survey) -> None:
         for name, (charged, settled) in survey.spent.items():
             _add(self._served, name, charged)
             _add(self._settled, name, settled)
+
+    def turn(self, survey: Survey) -> Turn:
+        """Make the next turn out of how things stand; `hear` or `lose` follows."""
+        self._note_spent(survey)
+        self._idle = frozenset()
         self._seq += 1
         self._surveyed = survey
         self._counted = {
@@ -194,7 +228,9 @@ class Member:
         self.settling, self.contended = reply.settling, reply.contended
         self.standing = Standing.SHARED
         grants = tuple(grant for grant in reply.grants if grant.number > self._ack)
+        self._granted.clear()
         for grant in grants:
+            self._granted[grant.want] += 1
             # The store counts it as had until it hears otherwise: have it told again, used or not.
             self._ack = grant.number
             for resource, count in grant.takes.items():
