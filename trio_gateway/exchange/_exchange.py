@@ -53,6 +53,7 @@ from ._endings import (
 from ._flight import Flight, Terms
 from ._retry import Failure, RetryBudget, Way
 
+_REFUSED: Final = Outcome.REFUSED.value
 # Tasks that an exchange starts inherit it: so those that outlive it can be found.
 _CURRENT: Final[ContextVar[str | None]] = ContextVar("exchange", default=None)
 
@@ -347,8 +348,9 @@ class Exchange:
             with _ReportingBugs(self._note_bug):
                 await self._live()
             ending = self._scope.ending or BUG
-            with _ReportingBugs(self._note_bug):
-                await self._say_farewell(ending)
+            if not self._client.finished:
+                with _ReportingBugs(self._note_bug):
+                    await self._say_farewell(ending)
             return ending
         finally:
             _CURRENT.reset(token)
@@ -540,7 +542,7 @@ class Exchange:
 
     async def _say_farewell(self, ending: Ending) -> None:
         """Do what `FAREWELLS` says, within its limit, under the one shield that an exchange has."""
-        if FAREWELLS[ending.outcome] is not Farewell.CUT and not self._client.finished:
+        if FAREWELLS[ending.outcome] is not Farewell.CUT:
             with trio.move_on_after(FAREWELL_LIMIT, shield=True):
                 await self._tell(ending)
 
@@ -568,9 +570,11 @@ class Exchange:
 
     def _settle(self, ending: Ending) -> None:
         """Settle the books, once; synchronous, so that nothing can come between."""
-        with _ReportingBugs(self._note_bug):
+        try:
             self._note_delivery()
             self._delivery.note_rest()
+        except Exception as exc:  # whatever it is, the books are settled
+            self._note_bug(exc)
         if not self._client.finished:
             self._client.cut()
         self.channel.clear()
@@ -612,7 +616,7 @@ class Exchange:
         charge = self._charge
         if charge is None:
             return
-        if record.outcome == Outcome.REFUSED.value:
+        if record.outcome == _REFUSED:
             charge.refund()
         else:
             charge.settle(_counted_prompt(record), record.tokens_generated or 0)

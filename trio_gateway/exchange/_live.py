@@ -17,6 +17,7 @@ from ._flight import Flight
 
 REMEMBERED: Final = 60.0  # seconds after its end in which an exchange can be asked for
 MOST_REMEMBERED: Final = 100_000
+_COMPLETED: Final = Outcome.COMPLETED.value
 _TOLD: Final = 64  # exchanges whose progress is told in one step
 FLIGHTS: Final = 256  # of ended exchanges; the ledger's books keep as many records
 
@@ -150,7 +151,7 @@ class LiveExchanges:
             self._forget_until(now - REMEMBERED)
             self._ended[id_] = (now, standing)
             self._channels[id_] = weakref.ref(exchange.channel)
-            flights = self._flights if outcome == Outcome.COMPLETED.value else self._flights_of_others
+            flights = self._flights if outcome == _COMPLETED else self._flights_of_others
             flights[id_] = exchange.flight
             if len(flights) > self._most_flights:
                 flights.popitem(last=False)
