@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -161,6 +162,7 @@ class Gateway:
         self._abandoned = trio.Event()  # the supervisor is gone
         self._accepting = trio.CancelScope()
         self._owners: Owners | None = None
+        self._accept_loop: AcceptLoop | None = None
         whole, settings = settings, settings_of(settings, self._part)
         now = trio.lowlevel.current_clock().current_time  # `trio.current_time` finds it anew at each call
         self._started = now()
@@ -380,6 +382,7 @@ class Gateway:
             binds = (f"unix:{self._place.admin_path}",)
         self.admin_addresses = await nursery.start(serve_admin, app, binds, self.report_bug)
         await self._open_to_workers(nursery)
+        self._accept_loop = AcceptLoop(self._permits(), self.server.serve, self._complain, self._crowd)
         if self._owners is not None:
             await nursery.start(self._owners.run)
         if self.borrower is not None:
@@ -403,27 +406,27 @@ class Gateway:
 
     async def _accept(self, listeners: list[trio.SocketListener], nursery: trio.Nursery) -> None:
         """Accept connections, until this process retires."""
-        accept = AcceptLoop(self._permits(), self.server.serve, self._complain, self._crowd)
+        accept = self._accept_loop
+        assert accept is not None
         with self._accepting:
             async with trio.open_nursery() as accepting:
                 for listener in listeners:
                     accepting.start_soon(accept.run, listener, nursery)
 
-    def _adopt(self, stream: trio.SocketStream, begun: bytes) -> None:
-        """Serve a connection that another process accepted."""
+    def admit(self) -> bool:
+        """See Adopter."""
+        return self._accept_loop is not None and self._accept_loop.admit()
 
-        async def serve() -> None:
-            if self._crowd is not None:
-                self._crowd.count(1)
-            try:
-                await self.server.serve(stream, begun)
-            finally:
-                stream.socket.close()
-                if self._crowd is not None:
-                    self._crowd.count(-1)
+    def dismiss(self) -> None:
+        """See Adopter."""
+        assert self._accept_loop is not None
+        self._accept_loop.dismiss()
 
+    def adopt(self, stream: trio.SocketStream, begun: bytes) -> None:
+        """See Adopter."""
+        assert self._accept_loop is not None
         assert self._nursery is not None
-        self._nursery.start_soon(serve)
+        self._accept_loop.adopt(stream, partial(self.server.serve, begun=begun), self._nursery)
 
     async def _open_to_workers(self, nursery: trio.Nursery) -> None:
         """Listen for workers that register, if the settings say so."""
@@ -821,7 +824,7 @@ class Gateway:
             self.sockets,
         )
         if self._place is not None:
-            self._owners = Owners(self._place, door.look, door.keeps, self._adopt)
+            self._owners = Owners(self._place, door.look, door.keeps, self)
             door.elsewhere, door.hand_over = self._owners.ask, self._owners.hand_over
         return HttpServer(
             door,

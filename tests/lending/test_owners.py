@@ -17,19 +17,33 @@ KEPT = ("r1", "acme", "k1")
 
 
 class Process:
-    """One of several processes; what it adopted stands in `adopted`."""
+    """One of several processes; what it adopted stands in `adopted`, and `permits` are for more."""
 
     def __init__(self, place: Place, *kept: tuple[str, str, str | None]) -> None:
         self.adopted: list[tuple[trio.SocketStream, bytes]] = []
+        self.permits = 1
         self.owners = Owners(
             place,
             lambda request_id, tenant, cancel: (
                 {"here": place.number} if (request_id, tenant) in known else None
             ),
             lambda *asked: asked in kept,
-            lambda stream, begun: self.adopted.append((stream, begun)),
+            self,
         )
         known = {each[:2] for each in kept}
+
+    def admit(self) -> bool:
+        self.permits -= 1
+        if self.permits < 0:
+            self.permits = 0
+            return False
+        return True
+
+    def dismiss(self) -> None:
+        self.permits += 1
+
+    def adopt(self, stream: trio.SocketStream, begun: bytes) -> None:
+        self.adopted.append((stream, begun))
 
 
 @asynccontextmanager
@@ -87,3 +101,58 @@ async def test_a_process_that_does_not_answer_is_as_one_that_keeps_nothing(tmp_p
         (tmp_path / "owners-1.sock").unlink()
         with socket.socket() as accepted:
             assert not await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
+
+
+async def test_a_process_that_hangs_does_not_keep_others_from_being_asked(tmp_path: Path) -> None:
+    client, accepted = socket.socketpair()
+    async with three(tmp_path, KEPT) as found:
+        (tmp_path / "owners-1.sock").unlink()
+        with client, accepted, socket.socket(socket.AF_UNIX) as hanging:
+            hanging.bind(str(tmp_path / "owners-1.sock"))
+            hanging.listen()
+            assert await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
+            with trio.fail_after(5):
+                await until(lambda: bool(found[2].adopted))
+            found[2].adopted[0][0].socket.close()
+
+
+async def test_nobody_is_handed_over_to_a_process_that_has_no_permit(tmp_path: Path) -> None:
+    client, accepted = socket.socketpair()
+    with client, accepted:
+        async with three(tmp_path, KEPT) as found:
+            found[2].permits = 0
+            assert not await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
+            assert (found[2].adopted, found[2].permits) == ([], 0)
+
+
+async def test_a_permit_is_given_back_if_the_connection_does_not_come(tmp_path: Path) -> None:
+    async with three(tmp_path, KEPT) as found:
+        async with await trio.open_unix_socket(str(tmp_path / "owners-2.sock")) as stream:
+            await stream.send_all(b'["r1","acme","k1",5]\n')
+            assert await stream.receive_some() == b"true\n"
+            assert found[2].permits == 0
+        with trio.fail_after(5):
+            await until(lambda: found[2].permits == 1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"5\n",
+        b"[]\n",
+        b"{}\n",
+        b'["a"]\n',
+        b'["a","b",1,2]\n',
+        b'["a","b",true,"c"]\n',
+        b"\xff\n",
+        b"\n",
+        b"",
+    ],
+)
+async def test_what_is_no_question_is_not_answered(tmp_path: Path, line: bytes) -> None:
+    async with three(tmp_path, KEPT) as found:
+        async with await trio.open_unix_socket(str(tmp_path / "owners-2.sock")) as stream:
+            await stream.send_all(line)
+            await stream.send_eof()
+            assert await stream.receive_some() == b""
+        assert await found[0].owners.ask("r1", "acme", cancel=False) == {"here": 2}

@@ -191,11 +191,31 @@ class AcceptLoop:
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
             if self._others is not None:
                 self._others.count(1)
-            nursery.start_soon(self._serve, stream)
+            nursery.start_soon(self._serve, stream, self._handler)
 
-    async def _serve(self, stream: trio.SocketStream) -> None:
+    # -- connections that another process accepted
+
+    def admit(self) -> bool:
+        """Take a permit for one connection more, if there is any."""
         try:
-            await self._handler(stream)
+            self._permits.acquire_nowait()
+        except trio.WouldBlock:
+            return False
+        return True
+
+    def dismiss(self) -> None:
+        """Give it back."""
+        self._permits.release()
+
+    def adopt(self, stream: trio.SocketStream, handler: Handler, nursery: trio.Nursery) -> None:
+        """Serve a connection for which there is a permit."""
+        if self._others is not None:
+            self._others.count(1)
+        nursery.start_soon(self._serve, stream, handler)
+
+    async def _serve(self, stream: trio.SocketStream, handler: Handler) -> None:
+        try:
+            await handler(stream)
         finally:
             stream.socket.close()
             self._permits.release()

@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import trio
@@ -27,7 +27,36 @@ HEAD_LONGEST: Final = 1024 * 1024  # bytes of a connection that were read before
 Answer = dict[str, Any] | None
 Look = Callable[[str, str, bool], Answer]
 Keeps = Callable[[str, str, str | None], bool]
-Adopt = Callable[[trio.SocketStream, bytes], None]
+
+
+class Question(msgspec.Struct, array_like=True, frozen=True):
+    """What one process asks another.
+
+    Attributes:
+        about: whether to cancel the request; or the key of who is handed over.
+        size: bytes of what was read of a connection that is to be handed over; None: none is.
+    """
+
+    request_id: str
+    tenant: str
+    about: bool | str | None
+    size: int | None = None
+
+
+_read_question: Final = msgspec.json.Decoder(Question).decode
+
+
+class Adopter(Protocol):
+    """Who serves connections that other processes accepted."""
+
+    def admit(self) -> bool:
+        """Take a permit for one connection more, if there is any."""
+
+    def dismiss(self) -> None:
+        """Give it back: the connection did not come."""
+
+    def adopt(self, stream: trio.SocketStream, begun: bytes) -> None:
+        """Serve a connection for which there is a permit, and own it; told what was read of it."""
 
 
 class Owners:
@@ -37,20 +66,19 @@ class Owners:
         look: answers how a request of a tenant stands here, after it was cancelled if that is asked; None:
             it is not here.
         keeps: whether an answer of a tenant and a key, by the request's id, is kept here.
-        adopt: serves a connection that another process accepted, and owns it from now on; told what was read
-            of it.
+        adopter: serves who is handed over.
     """
 
-    def __init__(self, place: Place, look: Look, keeps: Keeps, adopt: Adopt) -> None:
+    def __init__(self, place: Place, look: Look, keeps: Keeps, adopter: Adopter) -> None:
         self._place = place
         self._look = look
         self._keeps = keeps
-        self._adopt = adopt
+        self._adopter = adopter
 
     async def ask(self, request_id: str, tenant: str, cancel: bool) -> Answer:
         """Answer how a request stands at another process; None: it is at none of them."""
         found: list[dict[str, Any]] = []
-        question = msgspec.json.encode([request_id, tenant, cancel]) + b"\n"
+        question = msgspec.json.encode(Question(request_id, tenant, cancel)) + b"\n"
 
         async def one(number: int) -> None:
             with contextlib.suppress(OSError, trio.BrokenResourceError, msgspec.DecodeError):
@@ -76,16 +104,24 @@ class Owners:
             connection: descriptor; the caller closes its own, and does nothing else with it.
             begun: what was read of it and is to be served.
         """
-        question = msgspec.json.encode([request_id, tenant, key_id, len(begun)]) + b"\n"
+        question = msgspec.json.encode(Question(request_id, tenant, key_id, len(begun))) + b"\n"
+        handed: list[int] = []
         with trio.move_on_after(LIMIT):
-            for number in range(self._place.of):
-                if number != self._place.number:
+            async with trio.open_nursery() as nursery:
+
+                async def one(number: int) -> None:
                     with contextlib.suppress(OSError, trio.BrokenResourceError, msgspec.DecodeError):
                         async with await trio.open_unix_socket(self._place.owners_path(number)) as stream:
                             await stream.send_all(question)
-                            if msgspec.json.decode(await _line(stream)) is True:
-                                return await _send(stream, connection, begun)
-        return False
+                            if msgspec.json.decode(await _line(stream)) is True and not handed:
+                                await _send(stream, connection, begun)
+                                handed.append(number)  # from here on it is the other's, whatever comes
+                                nursery.cancel_scope.cancel()
+
+                for number in range(self._place.of):
+                    if number != self._place.number:
+                        nursery.start_soon(one, number)
+        return bool(handed)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer the others, for ever."""
@@ -104,16 +140,28 @@ class Owners:
     async def _answer(self, stream: trio.SocketStream) -> None:
         with contextlib.suppress(OSError, trio.BrokenResourceError, msgspec.DecodeError):
             with trio.move_on_after(LIMIT):
-                request_id, tenant, *more = msgspec.json.decode(await _line(stream))
-                if len(more) == 1:
-                    found: Any = self._look(request_id, tenant, *more)
+                asked = _read_question(await _line(stream))
+                if asked.size is not None:
+                    await self._take_over(stream, asked, asked.size)
+                else:
+                    found = self._look(asked.request_id, asked.tenant, asked.about is True)
                     await stream.send_all(msgspec.json.encode(found) + b"\n")
-                    return
-                key_id, size = more
-                found = size <= HEAD_LONGEST and self._keeps(request_id, tenant, key_id)
-                await stream.send_all(msgspec.json.encode(found) + b"\n")
-                if found and (handed := await _receive(stream, size)) is not None:
-                    self._adopt(*handed)
+
+    async def _take_over(self, stream: trio.SocketStream, asked: Question, size: int) -> None:
+        key_id = asked.about if isinstance(asked.about, str) else None
+        kept = size <= HEAD_LONGEST and self._keeps(asked.request_id, asked.tenant, key_id)
+        if not (kept and self._adopter.admit()):
+            await stream.send_all(b"false\n")
+            return
+        handed = None
+        try:
+            await stream.send_all(b"true\n")
+            handed = await _receive(stream, size)
+        finally:
+            if handed is None:
+                self._adopter.dismiss()
+        if handed is not None:
+            self._adopter.adopt(*handed)
 
 
 async def _line(stream: trio.SocketStream) -> bytes:
@@ -123,12 +171,11 @@ async def _line(stream: trio.SocketStream) -> bytes:
     return data
 
 
-async def _send(stream: trio.SocketStream, connection: int, begun: bytes) -> bool:
+async def _send(stream: trio.SocketStream, connection: int, begun: bytes) -> None:
     """Send a descriptor with one byte, then what was read of it; with the last of that it is the peer's."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [connection]))]
     await stream.socket.sendmsg([b"+"], rights)
     await stream.send_all(begun)
-    return True
 
 
 async def _receive(stream: trio.SocketStream, size: int) -> tuple[trio.SocketStream, bytes] | None:
