@@ -50,6 +50,7 @@ class Connection:
         self._silent_limit = SILENT_LIMIT
         self.written = 0
         self.closed = False
+        self._new = True  # nothing was asked for yet
 
     @property
     def peer(self) -> str | None:
@@ -177,8 +178,10 @@ class Connection:
     async def _receive_raw(self, size: int) -> bytes:
         await trio.lowlevel.checkpoint_if_cancelled()
         data = self._read(size)
+        new, self._new = self._new, False
         if data is not None:
-            await trio.lowlevel.cancel_shielded_checkpoint()
+            if not new:  # else this task has just begun, and all others have had their turn
+                await trio.lowlevel.cancel_shielded_checkpoint()
             return data
         while data is None:
             try:
