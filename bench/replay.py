@@ -71,7 +71,7 @@ class Tape:
             self._lease.engine_done()
         return data
 
-    async def pour(self, take: Callable[[bytes, float], bool]) -> bool:
+    async def pour(self, take: Callable[[bytes, float], bool], take_lines: object = None) -> bool:
         while data := await self.receive():
             if not take(data, trio.current_time()):
                 return True
@@ -119,7 +119,9 @@ class Sink:
     def begin(self, head: AnswerHead) -> None:
         self.begun = True
 
-    def push(self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = ()) -> None:
+    def push(
+        self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = (), events: int = 0
+    ) -> None:
         self._bytes += len(piece)
         self._events += 1
         self.ended = last

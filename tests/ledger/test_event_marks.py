@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -43,9 +43,14 @@ def test_events_are_counted_wherever_the_pieces_are_cut(
     stream = b"".join(blocks)
     places = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
     marks = EventMarks()
+    starts = [0, *accumulate(map(len, blocks))][:-1]
     # Framing stands between the pieces, so that offsets on the wire run ahead of the stream's.
     for number, (start, end) in enumerate(pairwise(places)):
-        marks.add(start + number * GAP, stream[start:end])
+        # Where a piece is nothing but events, as many may be told of.
+        among = [blocks[at] for at, place in enumerate(starts) if start <= place < end]
+        whole = b"".join(among) == stream[start:end] and not any(block.startswith(b":") for block in among)
+        told = len(among) if whole and data and data.draw(st.booleans()) else 0
+        marks.add(start + number * GAP, stream[start:end], (), told)
     offsets = [end + GAP * sum(place < end for place in places[1:-1]) for end in ends_of_events(blocks)]
 
     for offset in {0, *offsets, *(o - 1 for o in offsets), *(o + 1 for o in offsets)}:
@@ -91,3 +96,16 @@ def test_an_event_to_which_others_were_joined_counts_as_all_of_them() -> None:
     assert [marks.delivered(at) for at in (28, 29, 38)] == [5, 7, 18]
     marks.forget(38)
     assert (marks.delivered(38), len(marks)) == (18, 0)
+
+
+def test_it_is_time_to_forget_when_many_ends_or_bytes_are_kept() -> None:
+    marks = EventMarks()
+    block = b"data: a\n\n"
+    assert [marks.add(9 * number, block, (), 1) for number in range(257)] == [False] * 256 + [True]
+    assert marks.add(9 * 257, block * 2, (), 2)
+    marks.forget(9 * 257)
+    assert (len(marks), marks.delivered(9 * 258)) == (2, 258)
+    assert not marks.add(9 * 259, block * 1820, (), 1820)
+    assert marks.add(9 * 2079, block * 2, (), 2)
+    marks.forget(9 * 2079)
+    assert (len(marks), marks.delivered(9 * 2079), marks.delivered(9 * 2081)) == (2, 2079, 2081)

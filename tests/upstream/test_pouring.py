@@ -53,7 +53,12 @@ class Far:
 
 
 async def seen(
-    loop: ReadLoop | None, answer_head: ResponseHead, writes: list[bytes], first: bytes, stop_every: int
+    loop: ReadLoop | None,
+    answer_head: ResponseHead,
+    writes: list[bytes],
+    first: bytes,
+    stop_every: int,
+    as_lines: bool = False,
 ) -> Seen:
     """Play an engine that writes so, and answer all that a reader could tell."""
     far = Far(loop)
@@ -63,6 +68,10 @@ async def seen(
     def take(data: bytes, now: float) -> bool:
         got.append(data)
         return len(got) % stop_every != 0
+
+    def take_lines(lines: list[bytes], now: float) -> bool:
+        assert lines
+        return take(b"\n\n".join([*lines, b""]), now)
 
     async def write() -> None:
         for data in writes:
@@ -76,7 +85,7 @@ async def seen(
         nursery.start_soon(write)
         with trio.fail_after(LIMIT), (answer := far.answer(answer_head, first)):
             try:
-                while await answer.pour(take):
+                while await answer.pour(take, take_lines if as_lines else None):
                     pass
             except UpstreamFailed as failed:
                 fault = failed.fault
@@ -137,6 +146,33 @@ def test_any_framing_split_anywhere_gives_the_same_poured_by_a_loop_as_read_alon
     assert together == alone
     if not lost and not more and framing != "malformed":
         assert together[:3] == (body, True, None)
+
+
+@given(
+    pieces=st.lists(
+        st.sampled_from([b"a\n\n", b"data: {}\n\n", b"x" * 300 + b"\n\n", b"a\nb\n\n", b"a\n", b"\r\n"]),
+        max_size=12,
+    ),
+    cuts=st.lists(st.integers(0, 1000), max_size=8),
+    at_once=st.integers(0, 20),
+    lost=st.sampled_from([0, 0, 0, 1, 7, 20]),
+    malformed=st.booleans(),
+    stop_every=st.integers(1, 4),
+)
+def test_what_is_poured_as_lines_is_what_is_poured_as_bytes(
+    pieces: list[bytes], cuts: list[int], at_once: int, lost: int, malformed: bool, stop_every: int
+) -> None:
+    wire = chunked(pieces)
+    wire = wire[:-5] + b"zz\r\n" if malformed else wire
+    wire = wire[: len(wire) - lost]
+    first, rest = wire[:at_once], wire[at_once:]
+    ends = sorted({min(cut, len(rest)) for cut in cuts} | {0, len(rest)})
+    writes = [rest[start:end] for start, end in itertools.pairwise(ends)]
+    together, alone = both_ways(head(CHUNKED), writes, first, stop_every, True)
+    assert together[1:] == alone[1:]
+    # Lines come whole, so of one that was cut nothing may have come.
+    assert alone[0].startswith(together[0])
+    assert b"\n" not in alone[0][len(together[0]) : -1]
 
 
 @given(st.lists(st.binary(min_size=1, max_size=1500), max_size=6), st.booleans(), st.integers(0, 2))

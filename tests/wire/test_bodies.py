@@ -201,3 +201,83 @@ def test_written_chunks_read_back_as_they_were(chunks: list[bytes]) -> None:
     reader = BodyReader(CHUNKED)
     assert reader.feed(b"".join(map(write_chunk, chunks)) + LAST_CHUNK) == chunks
     assert reader.ended
+
+
+# Lines ----------------------------------------------------------------------------------------------------
+
+LINES = st.sampled_from([b"", b"a", b"data: {}", b"x" * 300, b"x" * 1021, b"x" * 1022, b"a\rb", b"\r"])
+CONTENTS = st.one_of(
+    st.builds(lambda line: line + b"\n\n", LINES),
+    st.builds(lambda line: line + b"\n\n", LINES),
+    st.sampled_from([b"a\nb\n\n", b"a\n", b"\n", b"\n\n\n\n", b"a", b"a\n\nb\n\n", b"\n\na", b"a\r\n\r\n"]),
+)
+
+
+@given(
+    contents=st.lists(CONTENTS, max_size=8),
+    form=st.sampled_from([b"%x\r\n%b\r\n", b"%X\r\n%b\r\n", b"0%x\r\n%b\r\n", b"%x;a\r\n%b\r\n"]),
+    broken=st.none() | st.tuples(st.integers(0, 1500), st.sampled_from([b"\n", b"\r", b"z", b"", b"\r\n"])),
+    data=st.data(),
+)
+def test_chunks_that_are_lines_are_read_as_by_the_plain_way(
+    contents: list[bytes], form: bytes, broken: tuple[int, bytes] | None, data: st.DataObject
+) -> None:
+    framed = b"".join(form % (len(content), content) for content in contents) + LAST_CHUNK
+    if broken is not None:
+        framed = framed[: broken[0]] + broken[1] + framed[broken[0] + 1 :]
+    pieces = data.draw(pieces_of(framed))
+    plain, fast = BodyReader(CHUNKED), BodyReader(CHUNKED)
+    bodies = [b"", b""]
+    for piece in pieces:
+        broke = [_feeds(plain, piece), _feeds_lines(fast, piece)]
+        bodies[0] += b"".join(broke[0][0])
+        bodies[1] += b"".join(broke[1][0])
+        kept = fast._kept.partition(b"\n")[2]
+        # What is kept is no whole line, let alone an event.
+        assert (bodies[1] + kept, broke[0][1]) == (bodies[0], broke[1][1])
+        assert b"\n" not in kept[:-1]
+        assert b"\r" not in kept
+        if broke[0][1]:
+            return
+    assert (plain.ended, plain.rest) == (fast.ended, fast.rest)
+
+
+def _feeds(reader: BodyReader, data: bytes) -> tuple[list[bytes], bool]:
+    try:
+        return reader.feed(data), False
+    except EngineProtocolError:
+        return reader.whole, True
+
+
+def _feeds_lines(reader: BodyReader, data: bytes) -> tuple[list[bytes], bool]:
+    """Feed as lines what is some, as `Answer.pour` does."""
+    end, first = reader.chunk_end(data), list[bytes]()
+    if 0 < end < len(data):
+        first, data = reader.feed(data[:end]), data[end:]
+    lines = reader.take_lines(data)
+    if lines is None:
+        pieces, broke = _feeds(reader, data)
+        return first + pieces, broke
+    return first + [line + b"\n\n" for line in lines], False
+
+
+def test_most_reads_of_a_usual_stream_are_lines() -> None:
+    chunk = write_chunk(b"data: {}\n\n")
+    reader, events = BodyReader(CHUNKED), 0
+    for piece in cut(chunk * 1000, list(range(100, 19_000, 100))):
+        end = reader.chunk_end(piece)
+        assert not end or reader.feed(piece[:end]) == []
+        lines = reader.take_lines(piece[end:])
+        assert lines is not None
+        events += len(lines)
+    assert events == 1000
+
+
+def test_a_body_of_other_chunks_is_not_looked_at_for_lines_for_ever() -> None:
+    reader = BodyReader(CHUNKED)
+    odd, usual = write_chunk(b"event: a\ndata: {}\n\n"), write_chunk(b"data: {}\n\n")
+    for _ in range(8):
+        assert reader.take_lines(odd) is None
+        assert reader.feed(odd) == [b"event: a\ndata: {}\n\n"]
+    assert reader.take_lines(usual) is None
+    assert reader.feed(usual) == [b"data: {}\n\n"]

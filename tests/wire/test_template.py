@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_gateway.wire import StreamRelay, StreamShape
-from trio_gateway.wire._template import Template
+from trio_gateway.wire._template import Rendered, Template, lines_of
 
 UPSTREAM: Final = "org/model-instruct"
 PUBLIC: Final = 'my "model"'
@@ -39,14 +39,25 @@ def learnt(from_event: bytes) -> Template:
     return found
 
 
+def render(form: Template, data: bytes, *, keep_usage: bool = False) -> Rendered | None:
+    """Edit whole events; one alone both ways, which must be the same."""
+    lines = lines_of(data)
+    alone = form.render_alone(data, keep_usage=keep_usage)
+    if not lines:
+        assert alone is None
+        return None
+    together = form.render(lines, keep_usage=keep_usage)
+    assert alone == (together if len(lines) == 1 else None)
+    assert all(map(form.fits, lines)) == (together is not None)
+    return together
+
+
 # What is learnt -------------------------------------------------------------------------------------------
 
 
 def test_events_of_a_form_are_renamed_and_lose_their_usage() -> None:
     form = learnt(event("a", usage=USAGE))
-    rendered = form.render(
-        framed(event("b", usage=USAGE), event("c"), event("d", usage=USAGE)), keep_usage=False
-    )
+    rendered = render(form, framed(event("b", usage=USAGE), event("c"), event("d", usage=USAGE)))
     assert rendered is not None
     values = [json.loads(line[6:]) for line in rendered[0].split(b"\n\n")[:-1]]
     assert [value["choices"][0]["delta"]["content"] for value in values] == ["b", "c", "d"]
@@ -58,21 +69,44 @@ def test_events_of_a_form_are_renamed_and_lose_their_usage() -> None:
 
 def test_usage_that_was_asked_for_stays_and_what_needs_no_edit_is_the_same_object() -> None:
     name = NAMES[0]
-    form = Template.of(event("a"), name, name)
+    form = Template.of(event("a", usage=USAGE), name, name)
     assert form is not None
-    data = framed(event("b", usage=USAGE), event("c"))
-    rendered = form.render(data, keep_usage=True)
+    events = [event("b", usage=USAGE), event("c")]
+    data = framed(*events)
+    rendered = form.render([b"data: " + each for each in events], keep_usage=True, data=data)
     assert rendered is not None
     assert rendered[0] is data
     assert json.loads(rendered[2] or b"") == {"usage": USAGE}
+    rendered = form.render_alone(framed(events[1]), keep_usage=False)
+    assert rendered == (framed(events[1]), 1, None)
+
+
+def test_a_text_may_be_written_with_escapes() -> None:
+    texts = ["a\n", '"', "\\", "\\\\n", "\u20ac", "\U0001f600", "/"]
+    events = [event(text) for text in texts]
+    events += [
+        each.replace("€".encode(), rb"\u20AC").replace("😀".encode(), rb"\ud83D\ude00") for each in events
+    ]
+    rendered = render(learnt(event("a")), framed(*events))
+    assert rendered is not None
+    values = [json.loads(line[6:]) for line in rendered[0].split(b"\n\n")[:-1]]
+    assert [value["choices"][0]["delta"]["content"] for value in values] == texts * 2
 
 
 @pytest.mark.parametrize(
     "other",
     [
         framed(event("")),
-        framed(event('quoted " text')),
-        framed(event("escaped \n line")),
+        framed(event("x").replace(b"x", rb"\u0065")),
+        framed(event("x").replace(b"x", rb"\ud83d")),
+        framed(event("x").replace(b"x", rb"\ude00")),
+        framed(event("x").replace(b"x", rb"\x65")),
+        framed(event("x").replace(b"x", b"x\\")),
+        framed(event("x").replace(b"x", b"x\\") + event("y")),
+        framed(event("x", usage=USAGE).replace(b"5", b"05")),
+        framed(event("x", usage=USAGE).replace(b"5", b"")),
+        framed(event("x", usage=USAGE).replace(b"5", b"-5")),
+        framed(event("x", usage=USAGE).replace(b"5", b"5" * 19)),
         framed(event("x", finish_reason="stop")),
         framed(event("x", index=1)),
         framed(event("x", first="other")),
@@ -91,15 +125,15 @@ def test_usage_that_was_asked_for_stays_and_what_needs_no_edit_is_the_same_objec
 )
 def test_what_has_another_form_is_not_rendered(other: bytes) -> None:
     form = learnt(event("a", usage=USAGE))
-    assert form.render(other, keep_usage=False) is None
-    assert form.render(framed(event("good")) + other, keep_usage=False) is None or not other
+    assert render(form, other) is None
+    assert render(form, framed(event("good")) + other) is None or not other
+    assert render(form, other + framed(event("good"))) is None or not other
 
 
 @pytest.mark.parametrize(
     "formless",
     [
         event(""),
-        event("a \n b"),
         b'{"choices":[],"usage":{"prompt_tokens":1}}',
         b'{"id":"x","choices":[{"index":0,"delta":{"tool_calls":[{"index":0}]},"finish_reason":null}]}',
         b'{"choices":[{"index":0,"delta":{"content":"x"}}],"model":"org/model-instruct"}',
@@ -114,7 +148,7 @@ def test_what_has_no_form_teaches_none(formless: bytes) -> None:
 @pytest.mark.parametrize("blanks", [b"", b" ", b"        "])
 def test_blanks_in_front_of_values_are_of_the_form(blanks: bytes) -> None:
     spaced = event("a", usage=USAGE).replace(b":", b":" + blanks)
-    rendered = learnt(spaced).render(framed(spaced), keep_usage=False)
+    rendered = render(learnt(spaced), framed(spaced))
     assert rendered is not None
     assert json.loads(rendered[0][6:])["model"] == PUBLIC
     assert b"usage" not in rendered[0]
@@ -122,7 +156,7 @@ def test_blanks_in_front_of_values_are_of_the_form(blanks: bytes) -> None:
 
 def test_a_model_of_another_name_keeps_it() -> None:
     other = event("a").replace(NAMES[0], b'"someone-elses"')
-    rendered = learnt(other).render(framed(other), keep_usage=False)
+    rendered = render(learnt(other), framed(other))
     assert rendered is not None
     assert rendered[0] == framed(other)
 
@@ -139,12 +173,27 @@ COMPARED: Final = (
 class Looking(StreamRelay):
     """Looks at each event by itself."""
 
-    def _pass_whole(self, data: bytes) -> bytes | None:
-        return None
+    def _pass_whole(self, data: bytes) -> bytes:
+        return self._feed_events(data)
 
 
 TEXTS: Final = st.sampled_from(
-    ["a", "word", " ", "", "\n", '"', "é€", "\\", "\x7f", "data: {", "\u2028", "error"]
+    [
+        "a",
+        "word",
+        " ",
+        "",
+        "\n",
+        '"',
+        "é€",
+        "\\",
+        "\x7f",
+        "data: {",
+        "\u2028",
+        "error",
+        UPSTREAM,
+        '"},"usage":{',
+    ]
 )
 EVENTS: Final = st.one_of(
     st.builds(event, TEXTS),
@@ -156,6 +205,12 @@ EVENTS: Final = st.one_of(
         event, TEXTS, delta=st.sampled_from([{}, {"role": "assistant"}, {"role": None, "content": "x"}])
     ),
     st.builds(event, TEXTS, finish_reason=st.sampled_from(["stop", "abort", "length"])),
+    st.builds(event, TEXTS, delta=st.just({"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]})),
+    st.builds(event, TEXTS, logprobs=st.just({"content": [{"token": "a", "logprob": -0.5}]})),
+    st.sampled_from(
+        [event("x").replace(b'"x"', text) for text in (rb'"\u0065"', rb'"\ud83d"', rb'"\ud83d\ude00"')]
+    ),
+    st.sampled_from([event("x") + b"\r", event("x").replace(b",", b"\r,", 1), event("x") + b" "]),
     st.sampled_from(
         [b'{"error":{"message":"no"}}', b"[DONE]", b"{", b'{"choices":[],"usage":{"completion_tokens":7}}']
     ),
@@ -172,6 +227,7 @@ FORMS: Final = st.lists(st.one_of(EVENTS, EVENTS, EVENTS, st.just(event("again",
     receipt=st.booleans(),
     choices=st.integers(1, 2),
     largest=st.sampled_from([10_000, 10_000, 400]),
+    as_lines=st.booleans(),
 )
 def test_a_stream_passes_as_if_each_event_had_been_looked_at(
     events: list[bytes],
@@ -182,6 +238,7 @@ def test_a_stream_passes_as_if_each_event_had_been_looked_at(
     receipt: bool,
     choices: int,
     largest: int,
+    as_lines: bool,
 ) -> None:
     shape = StreamShape(
         choices, True, running, UPSTREAM, PUBLIC if renamed else UPSTREAM, largest, (), receipt
@@ -193,8 +250,10 @@ def test_a_stream_passes_as_if_each_event_had_been_looked_at(
     fast, looking = StreamRelay(shape), Looking(shape)
     got = [bytearray(), bytearray()]
     for start, end in itertools.pairwise(ends):
-        for relay, out in zip((fast, looking), got, strict=True):
-            out.extend(relay.feed(bytes(data[start:end])))
+        piece = bytes(data[start:end])
+        lines = lines_of(piece) if as_lines else None
+        got[0] += fast.feed(piece) if not lines else fast.feed_lines(lines)
+        got[1] += looking.feed(piece)
     for relay in (fast, looking):
         relay.end()
     assert got[0] == got[1]

@@ -64,7 +64,9 @@ class ClientPort(Protocol):
     def begin(self, head: AnswerHead) -> None:
         """Queue the head in front of the first piece."""
 
-    def push(self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = ()) -> None:
+    def push(
+        self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = (), events: int = 0
+    ) -> None:
         """Frame one piece (whole events, or a part of one) and write what the socket takes now.
 
         Only while nothing is pending. ``last`` ends the message properly in the
@@ -73,6 +75,8 @@ class ClientPort(Protocol):
         Args:
             joined: offsets in the piece behind events to which further events of the engine were joined,
                 in order, each with how many.
+            events: how many events of the engine the piece is, if it is nothing else and none were joined;
+                0: not known.
         """
 
     async def flush(self) -> None:
@@ -305,10 +309,18 @@ class EngineAnswer(Protocol):
             UpstreamFailed: the connection broke or the framing is wrong.
         """
 
-    async def pour(self, take: Callable[[bytes, float], bool]) -> bool:
+    async def pour(
+        self,
+        take: Callable[[bytes, float], bool],
+        take_lines: Callable[[list[bytes], float], bool] | None = None,
+    ) -> bool:
         """Hand what `receive` would answer to ``take``, with the time, for as long as that answers True.
 
         Whoever calls waits all the while; ``take`` may be called by another task, and can not wait.
+
+        Args:
+            take_lines: for streams of events. May be called in its place with several whole events, each
+                of which was one line: these lines, without line ends and the blank lines behind them.
 
         Answers False if the body came to its proper end, True if ``take`` wants no more.
 

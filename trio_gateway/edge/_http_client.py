@@ -21,7 +21,6 @@ from ._problems import JSON, problem_body, problem_event, problem_headers
 
 ASK_AT_MOST: Final = 4  # questions before headers; then a FIN means gone
 SMALL_ANSWER: Final = 8 * 1024  # bytes of one that was not acknowledged in time because nobody is there
-_MARKS: Final = 256  # event ends kept before the kernel is asked which are past
 _STREAM_HEADERS: Final = (
     ("content-type", "text/event-stream; charset=utf-8"),
     ("cache-control", "no-cache"),
@@ -125,7 +124,9 @@ class HttpClient:
         if head.length is None or head.length > SMALL_ANSWER:
             self._connection.silent_limit(self._answer_limit)
 
-    def push(self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = ()) -> None:
+    def push(
+        self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = (), events: int = 0
+    ) -> None:
         """See ClientPort."""
         data, start = piece, self._connection.written  # where the piece begins in all that is written
         if self._chunked:
@@ -139,7 +140,7 @@ class HttpClient:
             self._ended = True
             if self._chunked:
                 data += LAST_CHUNK
-        if self._marks is not None and self._marks.add(start, piece, joined) > _MARKS:
+        if self._marks is not None and self._marks.add(start, piece, joined, events):
             self._marks.forget(self._connection.acknowledged())
         self._at_boundary = piece.endswith(b"\n\n")
         count = self._connection.write(data)

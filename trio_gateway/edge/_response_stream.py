@@ -100,7 +100,9 @@ class ResponseStream:
         """See ClientPort. Nothing goes out: an answer begins with its first event."""
         self._begun = True
 
-    def push(self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = ()) -> None:
+    def push(
+        self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = (), events: int = 0
+    ) -> None:
         """See ClientPort. Events of this API are never joined."""
         self._check()
         for event in self._reader.feed(piece):

@@ -122,7 +122,9 @@ class ResumableClient:
         self._head = head
         self._moved.unpark_all()
 
-    def push(self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = ()) -> None:
+    def push(
+        self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = (), events: int = 0
+    ) -> None:
         """See ClientPort."""
         self._check()
         if piece == HEARTBEAT:

@@ -150,15 +150,17 @@ class TokenStream:
         """See ClientPort. Nothing goes out: an answer begins with its first delta."""
         self._begun = True
 
-    def push(self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = ()) -> None:
+    def push(
+        self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = (), events: int = 0
+    ) -> None:
         """See ClientPort."""
         self._check()
         at = 0
         for end, more in (*joined, (len(piece), 0)):
-            events = self._reader.feed(piece[at:end])
+            found = self._reader.feed(piece[at:end])
             at = end
-            for number, event in enumerate(events, 1):
-                self._take(event.data, more if number == len(events) else 0)
+            for number, event in enumerate(found, 1):
+                self._take(event.data, more if number == len(found) else 0)
         if last and self._last is None:
             self._end("done", self._how_it_finished())
         self._wake()

@@ -463,7 +463,8 @@ class Attempt:
     async def _relay(self, relay: Relay, answer: EngineAnswer, worker: Worker) -> Failure | None:
         while not relay.over and await self._move(relay, answer, worker):
             await self._delivery.room()
-            while self._flows(relay) and await answer.pour(self._take):
+            take_lines = self._take_lines if isinstance(relay, StreamRelay) else None
+            while self._flows(relay) and await answer.pour(self._take, take_lines):
                 await self._delivery.catch_up()
                 await self._delivery.room()
         if relay.aborted:
@@ -518,8 +519,21 @@ class Attempt:
         """
         relay = self._stream
         assert relay is not None
-        seen = relay.progress
+        seen, known = relay.progress, relay.events
         block = relay.feed(data)
+        events = relay.events - known if isinstance(relay, StreamRelay) else 0
+        return self._pass_on(relay, block, events, seen, now)
+
+    def _take_lines(self, lines: list[bytes], now: float) -> bool:
+        """Do as `_take` with whole events of one line each."""
+        relay = self._stream
+        assert isinstance(relay, StreamRelay)
+        seen, known = relay.progress, relay.events
+        block = relay.feed_lines(lines)
+        return self._pass_on(relay, block, relay.events - known, seen, now)
+
+    def _pass_on(self, relay: Relay, block: bytes, events: int, seen: int, now: float) -> bool:
+        """Pass on so many events (0: not known) of a relay that had seen so many before."""
         before = self._progress_at
         if relay.progress != seen:
             self._progress_at = now
@@ -533,7 +547,7 @@ class Attempt:
                 gaps.append(now - before)
                 if len(gaps) == _GAPS:
                     self._tell_gaps()
-            if not delivery.pass_through(block, now):
+            if not delivery.pass_through(block, now, events):
                 return False
         return not relay.over
 

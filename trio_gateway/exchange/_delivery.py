@@ -173,10 +173,13 @@ class Delivery:
             return False
         return not self.slow or not (self._channel.used or self._batch_since is not None)
 
-    def pass_through(self, block: bytes, now: float) -> bool:
+    def pass_through(self, block: bytes, now: float, events: int = 0) -> bool:
         """Hand over whole events as far as that needs no waiting. Raises ClientGone.
 
         False: `catch_up` has to be awaited before anything else is handed over.
+
+        Args:
+            events: how many the block is, if they are all the engine's; 0: not known.
         """
         self._silent_since = now
         waiting = self._client.pending
@@ -185,7 +188,7 @@ class Delivery:
                 self._untaken = block
                 return False
             return self._write_through(block, now)
-        self._client.push(block)
+        self._client.push(block, events=events)
         if self._client.pending:
             return self._note_pushed(now)
         self.through += 1

@@ -7,10 +7,14 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ..contract import Ending, InternalRequest, Outcome, Phase, Style
+from ..units import KiB
 from ..wire import AgentRelay, NamedRelay, OllamaRelay, StreamRelay, Usage
+
+_MARKS: Final = 256  # event ends kept before a kernel is asked which are past
+_PIECES: Final = 16 * KiB  # bytes of pieces kept until then
 
 
 @dataclass(slots=True)  # frozen, its fields would be set by calls
@@ -253,26 +257,47 @@ class EventMarks:
     def __init__(self) -> None:
         self._ends = array("q")  # a list would cost four times as much for a client that never reads
         self._joined: list[tuple[int, int]] = []  # ends of events that stand for more, and for how many more
+        # Behind all ends, with where they begin and how many events they are: mostly, that is all one needs.
+        self._pieces: list[tuple[int, bytes, int]] = []
+        self._size = 0  # of these pieces
         self._before = 0
         # Pieces end anywhere: what is known of the event that is under way.
         self._fresh = True
         self._comment = False
         self._half_blank = False
 
-    def add(self, start: int, piece: bytes, joined: Sequence[tuple[int, int]] = ()) -> int:
-        """Note the events that end in the next piece of the stream, and answer how many are kept by now.
+    def add(self, start: int, piece: bytes, joined: Sequence[tuple[int, int]] = (), events: int = 0) -> bool:
+        """Note the events that end in the next piece of the stream; answers whether it is time to `forget`.
 
         Comments are no events.
 
         Args:
             start: offset of its first byte.
             joined: where in it events end to which others were joined, and how many.
+            events: how many events it is, if it is nothing else; 0: not known.
         """
-        if joined:
-            self._joined += [(start + end, more) for end, more in joined]
-        if not (self._fresh and self._add_lines(start, piece)):
-            self._add_any(start, piece)
-        return len(self._ends)
+        if events > 1 and self._fresh:
+            self._pieces.append((start, piece, events))
+            self._size += len(piece)
+            return self._size > _PIECES or len(self._ends) > _MARKS
+        if self._pieces:
+            self._spell_out()
+        if events and self._fresh:
+            self._ends.append(start + len(piece))
+        else:
+            if joined:
+                self._joined += [(start + end, more) for end, more in joined]
+            if not (self._fresh and self._add_lines(start, piece)):
+                self._add_any(start, piece)
+        return len(self._ends) > _MARKS
+
+    def _spell_out(self) -> None:
+        """Note the ends of all events in the pieces that were kept."""
+        for start, piece, _ in self._pieces:
+            if not self._add_lines(start, piece):
+                self._add_any(start, piece)
+        self._pieces.clear()
+        self._size = 0
 
     def _add_any(self, start: int, piece: bytes) -> None:
         at = 0
@@ -315,6 +340,11 @@ class EventMarks:
 
     def forget(self, acknowledged: int) -> None:
         """Drop the marks of events that end at or before ``acknowledged``, and keep their count."""
+        while self._pieces and self._pieces[0][0] + len(self._pieces[0][1]) <= acknowledged:
+            _, piece, events = self._pieces.pop(0)
+            self._size -= len(piece)
+            self._before += events
+        self._spell_out()
         self._before = self.delivered(acknowledged)
         del self._ends[: bisect_right(self._ends, acknowledged)]
         self._joined = [each for each in self._joined if each[0] > acknowledged]
@@ -322,7 +352,10 @@ class EventMarks:
     def delivered(self, acknowledged: int) -> int:
         """How many events of the engine end at or before ``acknowledged``."""
         more = sum(more for end, more in self._joined if end <= acknowledged)
+        for start, piece, events in self._pieces:
+            past = acknowledged - start
+            more += events if past >= len(piece) else piece.count(b"\n\n", 0, max(past, 0))
         return self._before + bisect_right(self._ends, acknowledged) + more
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._ends) + sum(events for _, _, events in self._pieces)

@@ -137,7 +137,9 @@ class RecordingClient:
         assert not self.begun, "an answer is begun once"
         self.head = head
 
-    def push(self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = ()) -> None:
+    def push(
+        self, piece: bytes, *, last: bool = False, joined: Sequence[tuple[int, int]] = (), events: int = 0
+    ) -> None:
         """See ClientPort."""
         assert self.begun, "an answer begins with its head"
         assert not self._ended, "nothing follows the last piece"

@@ -182,8 +182,12 @@ class FakeAnswer:
             self._end()
         return data
 
-    async def pour(self, take: Callable[[bytes, float], bool]) -> bool:
-        """See EngineAnswer."""
+    async def pour(
+        self,
+        take: Callable[[bytes, float], bool],
+        take_lines: Callable[[list[bytes], float], bool] | None = None,
+    ) -> bool:
+        """See EngineAnswer. What a loop reads are lines wherever they may be."""
         wanted = True
 
         def step(data: bytes, now: float) -> bool:
@@ -191,7 +195,8 @@ class FakeAnswer:
             if not data:
                 self._end()
                 return False
-            wanted = take(data, now)
+            lines = None if take_lines is None or self._reading is None else _lines_of(data)
+            wanted = take(data, now) if lines is None or take_lines is None else take_lines(lines, now)
             return wanted
 
         while wanted and not self._ended:
@@ -217,6 +222,12 @@ class FakeAnswer:
     def _end(self) -> None:
         self._ended = True
         self._lease.engine_done()
+
+
+def _lines_of(data: bytes) -> list[bytes] | None:
+    """Answer the lines of whole events, if each of them is one line with a blank one behind it."""
+    lines = data.split(b"\n")
+    return None if any(lines[1::2]) or len(lines) % 2 == 0 or lines[-1] else lines[:-1:2]
 
 
 class _Reading:

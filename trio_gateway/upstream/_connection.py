@@ -282,9 +282,14 @@ class Answer:
             if piece:
                 self._coded = piece
 
-    async def pour(self, take: Callable[[bytes, float], bool]) -> bool:
+    async def pour(
+        self,
+        take: Callable[[bytes, float], bool],
+        take_lines: Callable[[list[bytes], float], bool] | None = None,
+    ) -> bool:
         """See EngineAnswer."""
-        wanted, alone = True, self._body.take_alone
+        wanted, body = True, self._body
+        alone = body.take_alone
 
         def unframe(data: bytes, now: float) -> bool:
             nonlocal wanted
@@ -295,10 +300,22 @@ class Answer:
             if piece is not None:
                 wanted = take(piece, now)
                 return wanted
+            if take_lines is not None:
+                lines = body.take_lines(data)
+                if lines is not None:
+                    wanted = not lines or take_lines(lines, now)
+                    return wanted
+                end = body.chunk_end(data)
+                if 0 < end < len(data):
+                    # What completes a chunk comes by itself, so that those behind it are lines again.
+                    data, self._first = data[:end], data[end:]
             piece = self._unframe(data)
             if piece:
                 wanted = take(piece, now)
-            return wanted and self._broken is None and not self._body.ended
+            if self._first and wanted:
+                data, self._first = self._first, b""
+                return unframe(data, now)
+            return wanted and self._broken is None and not body.ended
 
         while wanted:
             if self._is_plain() and await self._connection.pour_body(unframe):

@@ -31,6 +31,9 @@ _DIGITS = re.compile(rb"[0-9]{1,18}")
 # Lines in front of small chunks, as most engines write them: to look one up costs a tenth of reading it.
 _SMALL_SIZES: Final = {b"%x\r\n" % size: size for size in range(1, 1024)}
 _SMALL_LINE: Final = max(map(len, _SMALL_SIZES))
+# The same without their LF, by the line's length where a chunk is one line and a blank one.
+_LINE_SIZES: Final = {form % size: size - 2 for size in range(2, 1024) for form in (b"%x\r", b"%X\r")}
+_ODD_READS: Final = 8  # in a row, after which a body's chunks are not looked at for lines any more
 _ONCE_IN_RESPONSES: Final = frozenset({b"content-length", b"transfer-encoding", b"host"})
 _ONCE_IN_REQUESTS: Final = _ONCE_IN_RESPONSES | {b"authorization", b"content-type"}
 _OF_CONNECTION: Final = frozenset({b"host", b"connection", b"expect"})
@@ -300,6 +303,8 @@ class BodyReader:
         self._in_trailer = False
         self._trailer_bytes = 0
         self._after_data = False
+        self._kept = b""  # the beginning of a chunk, as it came
+        self._odd = 0
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take in bytes and answer the pieces of body in them.
@@ -310,6 +315,8 @@ class BodyReader:
         if self.ended:
             self.rest += data
             return []
+        if self._kept:
+            data, self._kept = self._kept + data, b""
         if self._chunked:
             pieces: list[bytes] = []
             try:
@@ -331,13 +338,55 @@ class BodyReader:
 
         The cheapest way for a token that comes by itself; whatever else there is, `feed` takes.
         """
-        if self._left or self._line or self._after_data or self._in_trailer or not self._chunked:
+        if not self._at_chunk or self._kept:
             return None
         start = data.find(b"\n", 0, _SMALL_LINE) + 1
         size = _SMALL_SIZES.get(data[:start])
         if size is None or start + size + 2 != len(data) or not data.endswith(b"\r\n"):
             return None
         return data[start:-2]
+
+    def take_lines(self, data: bytes) -> list[bytes] | None:
+        """Take in bytes if they are small chunks, each of one line and a blank one, and answer these lines.
+
+        The cheapest way for many tokens: a few calls for all of them. A chunk that is not whole is kept, as
+        long as no line in it is. Anything else is `feed`'s: then None, and nothing has happened.
+        """
+        if not self._at_chunk or self._odd == _ODD_READS:
+            return None
+        lines = (self._kept + data if self._kept else data).split(b"\n")
+        end = len(lines) - 1 & -4  # of whole chunks: size, line, blank, CR
+        events, rest = lines[1:end:4], lines[end:]
+        count = len(events)
+        if (
+            lines[2:end:4].count(b"") != count
+            or lines[3:end:4].count(b"\r") != count
+            or list(map(_LINE_SIZES.get, lines[:end:4])) != list(map(len, events))
+        ):
+            self._odd += 1
+            return None
+        if _begins_with_line(rest):
+            self._kept = b"\n".join(rest)
+        elif _lacks_line_end(rest):
+            events.append(rest[1])
+            self._kept, self._line, self._after_data = b"", rest[3], True
+        else:
+            self._odd += 1
+            return None
+        self._odd = 0
+        return events
+
+    def chunk_end(self, data: bytes) -> int:
+        """Where in the next bytes the chunk ends that is under way; 0: not there, or there is none."""
+        if not self._left and not self._after_data:
+            return 0
+        end = self._left + 2 - len(self._line)
+        return end if self._line + data[self._left : end] == b"\r\n" else 0
+
+    @property
+    def _at_chunk(self) -> bool:
+        """Whether all that came but what is kept are whole chunks."""
+        return self._chunked and not (self._left or self._line or self._after_data or self._in_trailer)
 
     def close(self) -> bool:
         """Take the end of the connection; answers whether that is a proper end of the body."""
@@ -395,6 +444,24 @@ class BodyReader:
                 raise EngineProtocolError("a chunk size is malformed")
             self._left = int(size[1], 16)
             self._in_trailer = not self._left
+
+
+def _begins_with_line(lines: list[bytes]) -> bool:
+    """Whether these are nothing, or the beginning of a small chunk: at most a line of it, and its LF."""
+    if len(lines) == 1:
+        return len(lines[0]) < _SMALL_LINE
+    size, line = _LINE_SIZES.get(lines[0]), lines[1]
+    if size is None or len(line) > size or b"\r" in line:
+        return False
+    return len(lines) == 2 or (len(lines) == 3 and line != b"" == lines[2])
+
+
+def _lacks_line_end(lines: list[bytes]) -> bool:
+    """Whether these are a small chunk of a line and a blank one, but for the line end behind it."""
+    if len(lines) != 4:
+        return False
+    size, line, blank, end = lines
+    return _LINE_SIZES.get(size) == len(line) and blank == b"" and end in (b"", b"\r")
 
 
 def _take_small_chunks(data: bytes, at: int, pieces: list[bytes]) -> int:

@@ -23,7 +23,7 @@ from ..errors import EngineProtocolError
 from ._answers import ABORT, NO_FINISH, EngineError, Usage, drop_usage, read_error, read_usage, rename_model
 from ._json import may_hold_infinity, with_finite_numbers
 from ._sse import DONE, Event, EventReader, receipt_comment, write_event
-from ._template import Template
+from ._template import Rendered, Template, lines_of
 
 _decode = msgspec.json.Decoder().decode
 _skip = msgspec.json.Decoder(msgspec.Raw).decode  # checks the grammar alone, in a tenth of a microsecond
@@ -106,7 +106,7 @@ class StreamRelay:
         self._finished: set[int] = set()
         self._usage_event: bytes | None = None
         self._hash = hashlib.sha256() if shape.receipt else None
-        self._template: Template | None = None
+        self._form: Template | None = None
         self._lessons = _LESSONS
         self.committed = False
         self.done = False
@@ -165,21 +165,29 @@ class StreamRelay:
         if not self.committed or b"\r" in data:
             return self._feed_events(data)
         if not self._reader.at_boundary:
-            # What completes an event is looked at by itself, so that those behind it can be passed on.
-            cut = data.find(b"\n\n") + 2
-            first = self._feed_events(data[:cut] if cut > 1 else data)
-            return first if cut < 2 or cut == len(data) else first + self.feed(data[cut:])
+            completed = self._reader.complete(data)
+            if completed is None:
+                return self._feed_events(data)
+            data = completed
         cut = len(data) if data.endswith(b"\n\n") else data.rfind(b"\n\n") + 2
         if cut < 2:
             return self._feed_events(data)
-        passed = self._pass_whole(data if cut == len(data) else data[:cut])
-        if passed is None:
-            return self._feed_events(data)
-        return passed if cut == len(data) else passed + self._feed_events(data[cut:])
+        if cut == len(data):
+            return self._pass_whole(data)
+        return self._pass_whole(data[:cut]) + self._feed_events(data[cut:])
+
+    def feed_lines(self, events: list[bytes]) -> bytes:
+        """Take in whole events of one line each, without their line ends; else as `feed`."""
+        form = self._form
+        if form is None or self.over or not self._reader.at_boundary:
+            return self.feed(_joined(events))
+        return self._pass_all(form, events, None)
 
     def _feed_events(self, data: bytes) -> bytes:
         """Take in bytes and look at each event that they complete."""
         out: list[bytes] = []
+        if self.over:
+            return b""
         for event in self._reader.feed(data):
             if not self._take(event, out):
                 break
@@ -187,28 +195,66 @@ class StreamRelay:
             self._malformed(f"an event is over {self._shape.max_event_bytes} bytes")
         return b"".join(out)
 
-    def _pass_whole(self, data: bytes) -> bytes | None:
-        """Pass on whole events that all have a form, or need no decoding; None: each has to be looked at."""
-        if len(data) > self._shape.max_event_bytes:
-            return None
-        if self._template is not None:
-            rendered = self._template.render(data, keep_usage=self._shape.wants_running_usage)
-            if rendered is not None:
-                data, count, usage = rendered
-                self._lessons = _LESSONS
-                if usage is not None:
-                    self._usage_event = usage
-                if self._hash is not None:
-                    self._hash.update(data[6:-1].replace(b"\n\ndata: ", b"\n"))
+    def _pass_whole(self, data: bytes) -> bytes:
+        """Pass on whole events, without looking at those that have a form or need no decoding."""
+        form = self._form
+        if form is None:
+            return self._pass_plain(data)
+        rendered = form.render_alone(data, keep_usage=self._shape.wants_running_usage)
+        if rendered is not None and len(data) <= self._shape.max_event_bytes:
+            return self._pass_rendered(rendered)
+        events = lines_of(data)
+        return self._pass_plain(data) if events is None else self._pass_all(form, events, data)
+
+    def _pass_plain(self, data: bytes) -> bytes:
+        """Pass on whole events of which none has a form."""
+        if not self._rename and self._hash is None and len(data) <= self._shape.max_event_bytes:
+            count = self._plain(data)
+            if count:
+                if self._lessons:
+                    self._learn(data[6 : data.find(b"\n")])
                 self._count(count)
                 return data
-        if self._rename or self._hash is not None:
-            return None
-        count = self._plain(data)
-        if not count:
-            return None
-        if self._lessons:
-            self._learn(data[6 : data.find(b"\n")])
+        return self._feed_events(data)
+
+    def _pass_all(self, form: Template, events: list[bytes], data: bytes | None) -> bytes:
+        """Pass on whole events of one line each, which may have the form; ``data``: all of it, if known."""
+        if sum(map(len, events)) > self._shape.max_event_bytes:
+            return self._feed_events(data or _joined(events))
+        rendered = form.render(events, keep_usage=self._shape.wants_running_usage, data=data)
+        return self._pass_mixed(events) if rendered is None else self._pass_rendered(rendered)
+
+    def _pass_mixed(self, events: list[bytes]) -> bytes:
+        """Pass on events of which some have no form, or another: those are looked at, each by itself."""
+        out: list[bytes] = []
+        alike: list[bytes] = []
+        for event in events:
+            if self._form is not None and self._form.fits(event):
+                alike.append(event)
+                continue
+            self._pass_alike(alike, out)
+            alike = []
+            block = event + b"\n\n"
+            out.append(self._feed_events(block) if b"\r" in event else self._pass_plain(block))
+            if self.over:
+                break
+        self._pass_alike(alike, out)
+        return b"".join(out)
+
+    def _pass_alike(self, events: list[bytes], out: list[bytes]) -> None:
+        """Pass on events that have the form."""
+        if events and self._form is not None:
+            rendered = self._form.render(events, keep_usage=self._shape.wants_running_usage)
+            assert rendered is not None
+            out.append(self._pass_rendered(rendered))
+
+    def _pass_rendered(self, rendered: Rendered) -> bytes:
+        data, count, usage = rendered
+        self._lessons = _LESSONS
+        if usage is not None:
+            self._usage_event = usage
+        if self._hash is not None:
+            self._hash.update(data[6:-1].replace(b"\n\ndata: ", b"\n"))
         self._count(count)
         return data
 
@@ -221,7 +267,9 @@ class StreamRelay:
     def _learn(self, event: bytes) -> None:
         """Learn what this event, which needs no look, has in common with others."""
         self._lessons -= 1
-        self._template = Template.of(event, self._upstream_name, self._public_name) or self._template
+        form = Template.of(event, self._upstream_name, self._public_name)
+        if form is not None or not self._lessons:
+            self._form = form
 
     def end(self) -> bytes:
         """Take the proper end of the engine's message: a last ``[DONE]`` may lack its blank line.
@@ -383,6 +431,10 @@ class StreamRelay:
         if found[1] != self._upstream_name:
             return data
         return data[: found.start(1)] + self._public_name + data[found.end(1) :]
+
+
+def _joined(events: list[bytes]) -> bytes:
+    return b"\n\n".join([*events, b""])
 
 
 def choices_of(value: dict[str, Any]) -> list[dict[str, Any]]:

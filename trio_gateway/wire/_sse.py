@@ -67,6 +67,20 @@ class EventReader:
         self._check_rest()
         return events
 
+    def complete(self, data: bytes) -> bytes | None:
+        """Answer the block that is under way with what completes it, and forget it; None: it does not.
+
+        For whoever reads whole blocks by other means. What stands behind the last of them is to be fed.
+        """
+        rest = self._rest
+        if self._at_start or self._after_cr:
+            return None
+        if b"\n\n" not in data and not (data.startswith(b"\n") and rest.endswith(b"\n")):
+            return None
+        whole = bytes(rest) + data
+        rest.clear()
+        return whole
+
     def end(self) -> Event | None:
         """Answer what stood between the last blank line and the end of the stream.
 
