@@ -301,20 +301,20 @@ class Answer:
                 wanted = take(piece, now)
                 return wanted
             if take_lines is not None:
+                end = body.chunk_end(data)
+                if 0 < end < len(data):
+                    # What completes a chunk comes by itself, so that those behind it are lines again.
+                    piece, data = self._unframe(data[:end]), data[end:]
+                    if piece and not take(piece, now):
+                        wanted, self._first = False, data
+                        return False
                 lines = body.take_lines(data)
                 if lines is not None:
                     wanted = not lines or take_lines(lines, now)
                     return wanted
-                end = body.chunk_end(data)
-                if 0 < end < len(data):
-                    # What completes a chunk comes by itself, so that those behind it are lines again.
-                    data, self._first = data[:end], data[end:]
             piece = self._unframe(data)
             if piece:
                 wanted = take(piece, now)
-            if self._first and wanted:
-                data, self._first = self._first, b""
-                return unframe(data, now)
             return wanted and self._broken is None and not body.ended
 
         while wanted:
