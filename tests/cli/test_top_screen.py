@@ -161,6 +161,8 @@ def test_a_worker_that_was_taken_out_or_is_away_stands_out_with_its_breakers() -
     lines = text_of(screen)
     assert lines[6].split() == ["w1", "drained", "3", "1", "4", "8", "m1", "open"]
     assert lines[7].split() == ["w2", "not", "ready", "3", "1", "4", "8"]
+    change(screen, "workers", 1, {"withheld": "terminating"})
+    assert text_of(screen)[7].split()[:2] == ["w2", "withheld"]
 
 
 @pytest.mark.parametrize(

@@ -458,6 +458,8 @@ def _breakers_of(worker: Row) -> Piece:
 def _worker_state(worker: Row) -> Piece:
     if worker["operator"] != "none":
         return worker["operator"], "warn"
+    if worker.get("withheld") is not None:  # an older gateway does not tell
+        return "withheld", "warn"
     return ("ready", "good") if worker["ready"] else ("not ready", "bad")
 
 
