@@ -6,14 +6,15 @@ import os
 import signal
 import socket
 from collections import Counter
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import trio
 
 from tests.e2e.test_processes import STREAM, Processes, processes, refusing_engine
-from trio_gateway.testing import RawClient, WaitFor, chat_request, open_engine
+from trio_gateway.testing import RawClient, WaitFor, chat_request, open_engine, until
 
 CLIENTS: Final = 16
 SHUTDOWN: Final = {"readiness_delay": 0.3, "grace": 10}
@@ -34,7 +35,12 @@ class Load:
     async def client(self, number: int) -> None:
         """Be one client until `stop`."""
         while not self._stopping:
-            with await self._gateway.gateway.connect() as client:
+            try:
+                connected = await self._gateway.gateway.connect()
+            except OSError as error:  # the gateway has ended
+                self.ended[str(error)] += 1
+                return
+            with connected as client:
                 while not self._stopping:
                     answer = await self._ask(client, stream=bool(number % 2))
                     self.ended[answer] += 1
@@ -57,6 +63,10 @@ class Load:
 
 async def pids(gateway: Processes) -> list[int]:
     return [each["pid"] for each in (await gateway.read("statistics"))["processes"]]
+
+
+def _is_in_force(most: int, found: Any) -> bool:
+    return bool(found["max_queued"] == most)
 
 
 async def ended(pid: int) -> None:
@@ -104,6 +114,57 @@ async def test_processes_are_replaced_one_after_the_other_and_no_request_is_lost
         gateway.gateway.send(signal.SIGTERM)
         assert await gateway.gateway.exit_code() == 0
         assert not [line for line in gateway.gateway.lines if line["event"] in ("bug", "process_ended")]
+
+
+async def test_a_reload_under_load_loses_nothing_and_a_signal_finishes_what_was_begun(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    async with (
+        refusing_engine(slots=4) as url,
+        processes(url, folder=tmp_path, worker={"slots": 4}, shutdown=SHUTDOWN) as gateway,
+    ):
+        load = Load(gateway)
+        async with trio.open_nursery() as nursery:
+            for number in range(CLIENTS):
+                nursery.start_soon(load.client, number)
+            text = file.read_text()
+            for most in (70, 80, 90):
+                file.write_text(f"admission = {{max_queued = {most}}}\n{text}")
+                gateway.gateway.send(signal.SIGHUP)
+                await gateway.until(partial(_is_in_force, most), "queues")
+            before = load.ended.total()
+            assert load.ended == {200: before}
+            assert before > 0
+            gateway.gateway.send(signal.SIGTERM)
+            await gateway.gateway.logged("shutting_down")
+            await until(lambda: load.ended.total() >= before + CLIENTS)
+            load.stop()
+        # Who had an answer has all of it; who came too late was told so, or found nobody there.
+        kinds = {kind for kind in load.ended if kind not in (200, 503)}
+        assert not [kind for kind in kinds if not str(kind).startswith(("closed by", "[Errno"))]
+        assert await gateway.gateway.exit_code() == 0
+
+
+async def test_who_is_served_by_others_does_not_notice_that_a_process_is_killed(tmp_path: Path) -> None:
+    async with (
+        refusing_engine(slots=4) as url,
+        processes(url, folder=tmp_path, worker={"slots": 4, "cancel_grace": 0.2}) as gateway,
+    ):
+        load = Load(gateway)
+        async with trio.open_nursery() as nursery:
+            for number in range(CLIENTS):
+                nursery.start_soon(load.client, number)
+            await gateway.until(lambda found: found["waiting"] > 0, "statistics")
+            rows = (await gateway.read("statistics"))["processes"]
+            os.kill(rows[0]["pid"], signal.SIGKILL)
+            await gateway.gateway.logged("process_ended")
+            await gateway.until(lambda found: all(each["ready"] for each in found["processes"]), "statistics")
+            load.stop()
+        # Each client had one request at a time, and half of them, about, were at the other process.
+        lost = load.ended.total() - load.ended[200]
+        assert 0 < lost < CLIENTS
+        assert not [kind for kind in load.ended if isinstance(kind, int) and kind != 200]
+        free = {"units": 4, "lent": 0, "mourned": 0, "wanted": 0}
+        await gateway.until(lambda found: found["lending"]["slots:w1"] == free, "statistics")
 
 
 async def test_a_process_that_hangs_is_replaced_and_its_slots_come_back(tmp_path: Path) -> None:
