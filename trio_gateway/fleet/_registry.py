@@ -418,7 +418,9 @@ class Fleet:
         if len(self._roomy) > MANY and (found := self._choose_among(some, request, without, ())) is not None:
             return found
         serving = self._order_of(request.model)
-        left = sorted((book for book in self._roomy if book in serving), key=serving.__getitem__)
+        now = self._now()
+        able = [book for book in self._roomy if book in serving and book.open(request, now)]
+        left = sorted(able, key=serving.__getitem__)
         return self._choose_among(left, request, without, ())
 
     def _choose_near(
