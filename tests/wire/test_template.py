@@ -137,6 +137,12 @@ def test_what_has_another_form_is_not_rendered(other: bytes) -> None:
         b'{"choices":[],"usage":{"prompt_tokens":1}}',
         b'{"id":"x","choices":[{"index":0,"delta":{"tool_calls":[{"index":0}]},"finish_reason":null}]}',
         b'{"choices":[{"index":0,"delta":{"content":"x"}}],"model":"org/model-instruct"}',
+        b'{"choices":[{"model":"org/model-instruct","delta":{"content":"x"}}]}',
+        b'{"choices":[{"model":"org/model-instruct","delta":{"content":"x"}}],"model":"org/model-instruct"}',
+        b'{"model":"org/model-instruct","choices":[{"model":"org/model-instruct","delta":{"content":"x"}}]}',
+        b'{"model":"org/model-instruct","model":"org/model-instruct","choices":[{"delta":{"content":"x"}}]}',
+        event("a") + b" ",
+        event("a", usage=USAGE) + b"\t",
         event("a", usage={"a": "text"}),
         event("a", usage=USAGE)[:-1] + b',"more":1}',
     ],
@@ -291,3 +297,11 @@ def test_a_stream_without_a_form_is_searched_for_one_a_few_times_only(
     for number in range(100):
         relay.feed(framed(event(f"{number}")))
     assert len(lessons) == 8
+
+
+def test_blanks_behind_an_event_let_no_brace_too_many_pass() -> None:
+    first, good, bad = event("a"), event("b"), event("c") + b"}"
+    relay = StreamRelay(StreamShape(1, False, False, UPSTREAM, UPSTREAM, 10_000))
+    passed = [relay.feed(framed(each)) for each in (first, good + b" ", bad)]
+    assert passed == [framed(first), framed(good + b" "), b""]
+    assert relay.fault is not None

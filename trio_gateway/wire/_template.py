@@ -46,6 +46,8 @@ _USAGE = re.compile(
     rb"," + _SPACE + rb'"usage":' + _SPACE + rb"\{" + _COUNT + rb"(?:," + _SPACE + _COUNT + rb")*+\}"
 )
 _USAGE_NAME: Final = b'"usage"'
+_MODEL_NAME: Final = b'"model"'
+_CHOICES: Final = b'"choices"'
 _DIGITS = re.compile(rb"(?<=:) *+[0-9]++")
 _ANY_NUMBER: Final = rb" *+(?:0|[1-9][0-9]{0,17}+)"
 _DATA: Final = b"data: "
@@ -89,7 +91,7 @@ class Template(NamedTuple):
             upstream, public: the model's name as JSON, at the engine and for the client.
         """
         head = _HEAD.match(event)
-        if head is None:
+        if head is None or not event.endswith(b"}"):
             return None
         before, rest = head[0], event[head.end() :]
         text = _TEXT.match(rest)
@@ -103,9 +105,9 @@ class Template(NamedTuple):
             after, tail = after[: usage.start()], usage[0]
         before = instead = _DATA + before
         if upstream != public:
-            model = _MODEL.search(before)
-            if model is None:
-                return None  # its name comes later, or not at all
+            model = _MODEL.search(before, 0, before.find(_CHOICES))
+            if model is None or event.count(_MODEL_NAME) != 1:
+                return None  # its name comes later, more than once, or not at all
             if model[1] == upstream:
                 instead = before[: model.start(1)] + public + before[model.end(1) :]
         pattern = _tail_of(tail)  # few in all, which `re` keeps: it is of the engine's kind
