@@ -45,7 +45,7 @@ async def test_whoever_goes_on_with_an_answer_gets_it_wherever_it_connects(tmp_p
                     assert (rest.status, rest.header("x-request-id"), rest.ended) == (200, name, "complete")
                     assert first + rest.body == whole
                     # The connection goes on, wherever it is now.
-                    state = "running"
+                    state: object = "running"
                     while state == "running":  # it is settled a moment after its last byte
                         await client.request("GET", f"/v1/requests/{name}", headers=key)
                         state = (await client.read_to_end()).json()["state"]

@@ -237,8 +237,9 @@ class Watched:
         fleet, now = self.fleet, self.time
         books = list(fleet.books.values())
         assert set(fleet._roomy) == {book for book in books if book.slots > book.held + book.draining}
-        gates = [gate for book in books for gate in (*book.outages.values(), *book.breakers.values())]
-        due = [at for gate in gates if (at := gate.opens_at()) is not None and at > now]
+        outages = [each.opens_at() for book in books for each in book.outages.values()]
+        breakers = [each.opens_at() for book in books for each in book.breakers.values()]
+        due = [at for at in (*outages, *breakers) if at is not None and at > now]
         assert fleet.next_opening() == min(due, default=None)
         size = sum(book.size if book.placeable else book.held for book in fleet.serving("m1"))
         assert fleet.pool_slots(fleet.pool_of("m1")) == size
