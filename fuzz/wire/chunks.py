@@ -28,6 +28,12 @@ def check(data: bytes) -> None:
         assert read[:2] == whole[:2]
         assert read[3] == whole[3]
         assert whole[3] or read[2] == whole[2]
+        if body == CHUNKED:
+            lines = _read(pieces, body, as_lines=True)
+            assert lines[1:] == read[1:]
+            # Of a line that was cut nothing may have come; what is kept is no whole one.
+            assert read[0].startswith(lines[0])
+            assert b"\n" not in read[0][len(lines[0]) : -1]
     if body == CHUNKED:
         _expect_others_agree(raw, whole)
         if whole[1]:
@@ -35,17 +41,26 @@ def check(data: bytes) -> None:
             assert _read([framed + LAST_CHUNK + whole[2]], CHUNKED) == whole
 
 
-def _read(pieces: list[bytes], body: int) -> Read:
+def _read(pieces: list[bytes], body: int, *, as_lines: bool = False) -> Read:
     reader = BodyReader(body)
     read = b""
     for piece in pieces:
         try:
-            read += b"".join(reader.feed(piece))
+            read += b"".join(_feed_lines(reader, piece) if as_lines else reader.feed(piece))
         except EngineProtocolError as exc:
             assert str(exc).isascii()
             return read + b"".join(reader.whole), reader.ended, b"", True
         assert len(reader._line) <= MAX_CHUNK_LINE
     return read, reader.ended, reader.rest, False
+
+
+def _feed_lines(reader: BodyReader, data: bytes) -> list[bytes]:
+    """Feed as lines what is some, as answers do."""
+    first, end = list[bytes](), reader.chunk_end(data)
+    if 0 < end < len(data):
+        first, data = reader.feed(data[:end]), data[end:]
+    lines = reader.take_lines(data)
+    return first + (reader.feed(data) if lines is None else [line + b"\n\n" for line in lines])
 
 
 def _expect_others_agree(raw: bytes, ours: Read) -> None:

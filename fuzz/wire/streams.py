@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 from tests.wire.standard import events_by_the_standard
-from trio_gateway.wire import EngineError, StreamShape, Usage, write_event
+from trio_gateway.wire import EngineError, StreamRelay, StreamShape, Usage, write_event
 from trio_gateway.wire._sse import Event
+from trio_gateway.wire._template import lines_of
 
 from ..target import cuts
 from .answers import PUBLIC, SECRETS, UPSTREAM, expect_harmless
@@ -66,17 +67,23 @@ def relay_all(make: Callable[[], Relay], stream: bytes, shape: StreamShape) -> t
         again, other = _relayed(make(), pieces, shape)
         assert again == sent, (again, sent)
         assert _told(other) == _told(relay), (_told(other), _told(relay))
+    if isinstance(relay, StreamRelay):
+        again, other = _relayed(make(), _whole_events(stream), shape, as_lines=True)
+        assert (again, _told(other)) == (sent, _told(relay))
     events = events_by_the_standard(sent)
     assert b"".join(write_event(event.data, event.name) for event in events) == sent
     _expect_state(relay, events)
     return events, relay
 
 
-def _relayed(relay: Relay, pieces: list[bytes], shape: StreamShape) -> tuple[bytes, Relay]:
+def _relayed(
+    relay: Relay, pieces: list[bytes], shape: StreamShape, *, as_lines: bool = False
+) -> tuple[bytes, Relay]:
     sent = b""
     for piece in pieces:
         over = relay.over
-        out = relay.feed(piece)
+        lines = lines_of(piece) if as_lines else None
+        out = relay.feed_lines(lines) if lines and isinstance(relay, StreamRelay) else relay.feed(piece)
         assert not (over and out)
         sent += out
         held = getattr(relay, "_held", [])

@@ -305,3 +305,22 @@ def test_blanks_behind_an_event_let_no_brace_too_many_pass() -> None:
     passed = [relay.feed(framed(each)) for each in (first, good + b" ", bad)]
     assert passed == [framed(first), framed(good + b" "), b""]
     assert relay.fault is not None
+
+
+def test_lines_before_there_is_a_form_or_in_the_middle_of_an_event_are_fed_as_bytes() -> None:
+    shape = StreamShape(1, False, False, UPSTREAM, UPSTREAM, 10_000)
+    relay = StreamRelay(shape)
+    events = [event(text) for text in "abcd"]
+    lines = [b"data: " + each for each in events]
+    assert relay.feed_lines(lines[:1]) + relay.feed_lines(lines[1:3]) == framed(*events[:3])
+    assert relay.feed(lines[3]) == b""
+    assert relay.feed_lines([b"", lines[0]]) == framed(events[3], events[0])
+    assert relay.events == 5
+    relay.feed(framed(b"[DONE]"))
+    assert relay.feed_lines(lines) == b""
+
+
+def test_events_without_a_form_pass_together_once_nobody_looks_for_one() -> None:
+    relay = StreamRelay(StreamShape(1, False, False, UPSTREAM, UPSTREAM, 10_000))
+    odd = framed(*[event("x", logprobs={"content": []})] * 3)
+    assert all(relay.feed(odd) == odd for _ in range(12))
