@@ -44,23 +44,21 @@ def check(data: bytes) -> None:
 def _read(pieces: list[bytes], body: int, *, as_lines: bool = False) -> Read:
     reader = BodyReader(body)
     read = b""
-    for piece in pieces:
+    for given in pieces:
+        piece = given
         try:
-            read += b"".join(_feed_lines(reader, piece) if as_lines else reader.feed(piece))
+            end = reader.chunk_end(piece) if as_lines else 0
+            if 0 < end < len(piece):
+                # What completes a chunk comes by itself, as in answers.
+                read += b"".join(reader.feed(piece[:end]))
+                piece = piece[end:]
+            lines = reader.take_lines(piece) if as_lines else None
+            read += b"".join(reader.feed(piece) if lines is None else [line + b"\n\n" for line in lines])
         except EngineProtocolError as exc:
             assert str(exc).isascii()
             return read + b"".join(reader.whole), reader.ended, b"", True
         assert len(reader._line) <= MAX_CHUNK_LINE
     return read, reader.ended, reader.rest, False
-
-
-def _feed_lines(reader: BodyReader, data: bytes) -> list[bytes]:
-    """Feed as lines what is some, as answers do."""
-    first, end = list[bytes](), reader.chunk_end(data)
-    if 0 < end < len(data):
-        first, data = reader.feed(data[:end]), data[end:]
-    lines = reader.take_lines(data)
-    return first + (reader.feed(data) if lines is None else [line + b"\n\n" for line in lines])
 
 
 def _expect_others_agree(raw: bytes, ours: Read) -> None:
