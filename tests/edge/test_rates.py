@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -221,30 +222,44 @@ async def ask_with(gateway: Serving, key: str, *headers: tuple[str, str]) -> int
     return (await gateway.ask(http_request("GET", "/v1/models", headers=shown))).status
 
 
+async def slow_down(ask: Callable[[], Awaitable[int]]) -> int:
+    """Show bad keys until the address is slowed; answers how many got a plain answer.
+
+    That are more than there are in a minute where the machine takes its time: some come back meanwhile.
+    """
+    for plain in range(3 * FAILURES_A_MINUTE):
+        if (status := await ask()) != 401:
+            assert status == 429
+            return plain
+    raise AssertionError("never slowed")
+
+
 async def test_an_address_that_shows_bad_keys_again_and_again_is_slowed_and_its_good_keys_are_not() -> None:
+    answers: list[Answer] = []
     async with open_engine() as engine, serving(engine, tenants=limited()) as gateway:
-        for number in range(FAILURES_A_MINUTE):
-            assert await ask_with(gateway, f"bad-{number}") == 401
-        answer = await gateway.ask(chat_request(key="bad"))
-        assert (answer.status, error_code(answer)) == (429, "rate_limit_exceeded")
-        assert answer.header("retry-after") is not None
+
+        async def ask() -> int:
+            answers.append(await gateway.ask(chat_request(key=f"bad-{len(answers)}")))
+            return answers[-1].status
+
+        plain = await slow_down(ask)
+        assert plain >= FAILURES_A_MINUTE
+        assert error_code(answers[-1]) == "rate_limit_exceeded"
+        assert answers[-1].header("retry-after") is not None
         assert await ask_with(gateway, "k") == 200
-        assert await ask_with(gateway, "bad") == 429
-        assert gateway.turned_away() == {"invalid_api_key": FAILURES_A_MINUTE, "rate_limit_exceeded": 2}
+        assert gateway.turned_away() == {"invalid_api_key": plain, "rate_limit_exceeded": 1}
 
 
 @pytest.mark.parametrize(("trusted", "others"), [(["127.0.0.0/8"], 401), ([], 429)])
 async def test_behind_a_trusted_proxy_each_client_is_judged_alone(trusted: list[str], others: int) -> None:
     server = {"bind": ["127.0.0.1:0"], "trusted_proxies": trusted}
     async with open_engine() as engine, serving(engine, tenants=limited(), server=server) as gateway:
-        for _ in range(FAILURES_A_MINUTE):
-            assert await ask_with(gateway, "bad", ("x-forwarded-for", "203.0.113.1")) == 401
-        assert await ask_with(gateway, "bad", ("x-forwarded-for", "203.0.113.1")) == 429
-        assert await ask_with(gateway, "bad", ("x-forwarded-for", "203.0.113.2")) == others
+        first, second = (("x-forwarded-for", f"203.0.113.{number}") for number in (1, 2))
+        assert await slow_down(lambda: ask_with(gateway, "bad", first)) >= FAILURES_A_MINUTE
+        assert await ask_with(gateway, "bad", second) == others
 
 
 async def test_clients_of_a_unix_socket_are_one(tmp_path: Path) -> None:
     server = {"bind": [f"unix:{tmp_path}/gateway.sock"]}
     async with open_engine() as engine, serving(engine, tenants=limited(), server=server) as gateway:
-        statuses = [await ask_with(gateway, "bad") for _ in range(FAILURES_A_MINUTE + 1)]
-        assert statuses == [401] * FAILURES_A_MINUTE + [429]
+        assert await slow_down(lambda: ask_with(gateway, "bad")) >= FAILURES_A_MINUTE
