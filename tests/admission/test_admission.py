@@ -600,6 +600,41 @@ async def test_one_that_is_sent_back_from_the_only_worker_tries_again_when_its_o
     end_of(workers)
 
 
+class SlowMachine(trio.abc.Clock):
+    """A clock that moves whenever somebody looks, as on a machine that takes its time for each step."""
+
+    def __init__(self) -> None:
+        self._time = 0.0
+
+    def start_clock(self) -> None:
+        """Nothing has to begin."""
+
+    def current_time(self) -> float:
+        self._time += 0.001
+        return self._time
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("half_ms", range(1, 80))
+def test_an_outage_that_ends_while_somebody_looks_who_can_be_placed_is_not_missed(half_ms: int) -> None:
+    async def wait_through_it() -> None:
+        workers = one_slot()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(workers.run)
+            ticket = workers.admission.enter(make_request())
+            with await ticket.wait() as lease:
+                reject(workers, lease, half_ms / 2000)
+                assert ticket.back(without=None, last=NO_ROOM)
+            with trio.fail_after(5):
+                (await ticket.wait()).release()
+            end_of(workers)
+            nursery.cancel_scope.cancel()
+
+    trio.run(wait_through_it, clock=SlowMachine())
+
+
 @pytest.mark.parametrize(("status", "kind"), [(429, "rate_limit_error"), (503, "overloaded_error")])
 async def test_whoever_can_not_be_tried_in_time_is_told_so_at_once_with_the_class_and_time_of_the_worker(
     status: int, kind: str, autojump_clock: MockClock, nursery: trio.Nursery

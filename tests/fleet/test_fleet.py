@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import trio
 from trio.testing import MockClock
 
 from trio_gateway.contract import EMBEDDINGS, InternalRequest, Rejection, Worker
 from trio_gateway.fleet import Fleet, Route
+from trio_gateway.fleet._snapshot import Snapshot, Source
 from trio_gateway.testing import make_request, make_worker
 
 ANY: frozenset[str] = frozenset()
@@ -162,13 +165,35 @@ async def test_a_worker_that_has_no_room_is_out_for_the_time_it_named(autojump_c
     assert choose(fleet, without=frozenset({"w2"})) is None
     assert fleet.tries_at(make_request(), frozenset({"w2"})) == began + 7
     assert fleet.tries_at(make_request(), ANY) == 0  # w2 is not out
-    assert fleet.next_opening() == began + 7
+    assert fleet.next_opening(began) == began + 7
     assert fleet.retry_after("m1") == 7
     await trio.sleep(6.9)
     assert choose(fleet) == "w2"
     await trio.sleep(0.1)
     assert choose(fleet) == "w1"
-    assert fleet.next_opening() is None  # that moment is past
+    assert fleet.next_opening(trio.current_time()) is None  # that moment is past
+    assert fleet.next_opening(began) == began + 7  # to who looked before
+
+
+async def test_a_reporting_worker_that_turned_somebody_away_is_tried_again_before_it_reports(
+    autojump_clock: MockClock,
+) -> None:
+    fleet = fleet_of(make_worker("w1", slots=3), models={"m1": ("w1",), "m2": ("w1",)})
+    other = make_request(model="m2")
+    book = fleet.books["w1"]
+    book.snapshot, book.expires_at = Snapshot(source=Source.HEARTBEAT, taken_at=0.0), math.inf
+    request, w1, slots = place(fleet)
+    await reject(fleet, w1, 2.0)
+    fleet.free(request, w1, slots, drained=False)
+    await trio.sleep(1.9)
+    assert (choose(fleet), choose(fleet, other)) == (None, None)
+    await trio.sleep(0.1)
+    assert (choose(fleet), choose(fleet, other)) == ("w1", "w1")
+    request, w1, slots = place(fleet)
+    assert (choose(fleet), choose(fleet, other)) == (None, None)  # one at a time, until something is told
+    fleet.output(w1, request)
+    fleet.free(request, w1, slots, drained=False)
+    assert (choose(fleet), choose(fleet, other)) == ("w1", "w1")
 
 
 async def test_without_a_named_time_pauses_double_up_to_eight_times_the_first(
@@ -287,10 +312,10 @@ async def test_the_longest_outage_still_running_is_told_and_429_is_the_stronger_
     await reject(fleet, w2, 4.0, status=429)
     await reject(fleet, w3, 2.0)
     assert (fleet.retry_after("m1"), fleet.rejection("m1")) == (10, 429)
-    assert fleet.next_opening() == trio.current_time() + 2
+    assert fleet.next_opening(trio.current_time()) == trio.current_time() + 2
     await trio.sleep(3)
     assert fleet.retry_after("m1") == 7
-    assert fleet.next_opening() == trio.current_time() + 1
+    assert fleet.next_opening(trio.current_time()) == trio.current_time() + 1
 
 
 async def test_whoever_listens_is_told_when_placements_change(autojump_clock: MockClock) -> None:

@@ -240,7 +240,7 @@ class Watched:
         outages = [each.opens_at() for book in books for each in book.outages.values()]
         breakers = [each.opens_at() for book in books for each in book.breakers.values()]
         due = [at for at in (*outages, *breakers) if at is not None and at > now]
-        assert fleet.next_opening() == min(due, default=None)
+        assert fleet.next_opening(now) == min(due, default=None)
         size = sum(book.size if book.placeable else book.held for book in fleet.serving("m1"))
         assert fleet.pool_slots(fleet.pool_of("m1")) == size
 

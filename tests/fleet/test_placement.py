@@ -242,9 +242,9 @@ async def test_where_nobody_probes_the_end_of_a_cooldown_is_a_moment_to_place_ag
 ) -> None:
     fleet = fleet_of(make_worker("w1"), make_worker("w2", slots=1))
     fail(fleet, "w1", 2)
-    assert fleet.next_opening() == trio.current_time() + COOLDOWN
+    assert fleet.next_opening(trio.current_time()) == trio.current_time() + COOLDOWN
     await trio.sleep(COOLDOWN)
-    assert fleet.next_opening() is None
+    assert fleet.next_opening(trio.current_time()) is None
 
 
 # Suspicion, models, states --------------------------------------------------------------------------------

@@ -116,8 +116,8 @@ class Slots(Protocol):
     def tries_at(self, request: InternalRequest, without: frozenset[str]) -> float | None:
         """When a worker that is large enough may be tried; None: none is left."""
 
-    def next_opening(self) -> float | None:
-        """When a worker that is out may be tried."""
+    def next_opening(self, after: float) -> float | None:
+        """When a worker that is out may be tried; only times after one are told."""
 
     def open_worker(self, request: InternalRequest, without: frozenset[str], worker: str) -> Worker | None:
         """Answer a worker by its id if the request may be placed there, whoever counts its slots."""
@@ -456,6 +456,7 @@ class Admission:
         self._granted = self._held = self._draining_count = self._returned_count = self._doubles = 0
         self._closed: Problem | None = None
         self._nap: trio.CancelScope | None = None
+        self._looked_at = -math.inf  # when the last look at who waits began
         self._loans = None if lender is None else Loans(lender)
         self._heard = 0  # the last question that the lender has answered
         self._unbounded: dict[int, Ticket] = {}  # those that stand in a queue beyond its bounds
@@ -681,7 +682,9 @@ class Admission:
         if self._loans is not None:
             self._loans.begin()
         if len(self._queue):
-            self._queue.promote(trio.current_time())
+            # What opens while it looks, it may have looked at before: that is then due at once.
+            self._looked_at = trio.current_time()
+            self._queue.promote(self._looked_at)
             self._follow_pools()
             if self._ask is None:
                 for pool in self._queue.pools():
@@ -992,7 +995,7 @@ class Admission:
 
     def _release_all_hopeless(self) -> None:
         """Refuse whoever no worker can come for in time, wherever it stands."""
-        if self._slots.next_opening() is None and all(
+        if self._slots.next_opening(self._looked_at) is None and all(
             self._slots.tries_at(waiter.request, frozenset()) is not None
             for waiter in self._queue.one_of_each_model()
         ):
@@ -1164,7 +1167,7 @@ class Admission:
         return self._returns_of(pool, None).peek(0, self._rate(pool).pace(now), now, self._dice())
 
     def _next_due(self) -> float:
-        due = self._slots.next_opening() if len(self._queue) else None
+        due = self._slots.next_opening(self._looked_at) if len(self._queue) else None
         if self._loans is None:
             return math.inf if due is None else due
         told = (each.judged_at for each in self._unbounded.values() if each.judged_with <= self._heard)

@@ -297,6 +297,15 @@ class WorkerBook:
         outage = self.outages.get(request.model) if self.outages else None
         return outage is None or outage.open(now)
 
+    def _room_to_try(self, now: float) -> int:
+        """All its slots, once a rejection that filled it is old, and nothing runs here that could tell more.
+
+        Else who was turned away would wait for the next report, however long others are gone.
+        """
+        if not self.snapshot.turned_away or self.held or self.draining:
+            return 0
+        return self.slots if all(each.open(now) for each in self.outages.values()) else 0
+
     def candidate(
         self,
         request: InternalRequest,
@@ -319,7 +328,8 @@ class WorkerBook:
             stale_after = self._settings.stale_after
             age, loaded = known.age(now), known.loaded(now, stale_after)
             others = 0 if age > stale_after and known.source is Source.SCRAPED else known.others
-        free = self.free if free is None else free
+        if free is None:
+            free = self.free or self._room_to_try(now)
         return Candidate(
             worker.id,
             own + others,

@@ -677,9 +677,8 @@ class Fleet:
             )
         return Problem.of("no_worker", "no worker serves this model now")
 
-    def next_opening(self) -> float | None:
-        """When an outage, or a breaker without probes, next lets a trial through; the past tells nothing."""
-        now = self._now()
+    def next_opening(self, after: float) -> float | None:
+        """When an outage, or a breaker without probes, next lets a trial through; not before ``after``."""
         gates: list[Outage | Breaker] = []
         for book in tuple(self._gated):
             breakers = [each for each in book.breakers.values() if each.opens_at() is not None]
@@ -688,7 +687,7 @@ class Fleet:
             gates += book.outages.values()
             if not self.settings.probed:  # else the result of a probe is the moment
                 gates += breakers
-        return min((at for gate in gates if (at := gate.opens_at()) is not None and at > now), default=None)
+        return min((at for gate in gates if (at := gate.opens_at()) is not None and at > after), default=None)
 
     def hold(self, request: InternalRequest, worker: Worker) -> int:
         """Take the slots of a request; answers how many."""

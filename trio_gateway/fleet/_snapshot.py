@@ -42,6 +42,7 @@ class Snapshot:
         taken_at: seconds, when the reading was true.
         running, queued: requests inside the engine, whoever sent them.
         own: requests of this process among them.
+        turned_away: that they fill it is what a rejection said, and no reading.
         kv_usage: share of the KV cache in use, 0 to 1; None where nothing tells.
         slots: as the worker reports; None where nothing tells.
         tokens_per_second: what it generates; None where nothing tells.
@@ -58,6 +59,7 @@ class Snapshot:
     running: int = 0
     queued: int = 0
     own: int = 0
+    turned_away: bool = False
     kv_usage: float | None = None
     slots: int | None = None
     tokens_per_second: float | None = None
@@ -167,4 +169,4 @@ class Snapshot:
         """All its slots are in use now. Where nothing is ever read this would never end: no count is set."""
         if self.source is Source.OWN or self.others + own >= slots:
             return self
-        return replace(self, running=slots, queued=0, own=own, taken_at=now)
+        return replace(self, running=slots, queued=0, own=own, turned_away=True, taken_at=now)
