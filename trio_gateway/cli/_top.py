@@ -65,7 +65,7 @@ def _watch(client: AdminClient) -> None:
         try:
             trio.run(Watching(client, keyboard, display).run)
         except* KeyboardInterrupt:
-            pass  # as good as q
+            pass  # before signals were listened to; as good as q
 
 
 class Watching:
@@ -171,11 +171,13 @@ class Watching:
     async def _hear_signals(self, shown: trio.CancelScope) -> None:
         """Draw anew when the terminal has another size, or after the process was stopped and goes on.
 
-        At SIGTERM all ends as by q, so that the terminal is left as it was.
+        At SIGTERM and SIGINT all ends as by q, so that the terminal is left as it was. An exception out of
+        Ctrl-C would be lost where it met a finalizer.
         """
-        with trio.open_signal_receiver(signal.SIGWINCH, signal.SIGCONT, signal.SIGTERM) as signals:
+        ends = (signal.SIGTERM, signal.SIGINT)
+        with trio.open_signal_receiver(signal.SIGWINCH, signal.SIGCONT, *ends) as signals:
             async for which in signals:
-                if which == signal.SIGTERM:
+                if which in ends:
                     shown.cancel()
                 if which == signal.SIGCONT:
                     tty.setcbreak(self._keyboard)
