@@ -120,7 +120,7 @@ def engine(limit_s: int = 1800) -> Iterator[Engine]:
 NGINX: Final = """
 daemon off;
 {user}
-worker_processes 1;
+worker_processes {workers};
 worker_rlimit_nofile 16384;
 pid {dir}/nginx.pid;
 error_log stderr error;
@@ -155,8 +155,8 @@ http {{
 
 
 @contextmanager
-def nginx(engine_port: int) -> Iterator[Server]:
-    """Run nginx before the engine; NGINX_BIN names another program."""
+def nginx(engine_port: int, workers: int = 1) -> Iterator[Server]:
+    """Run nginx before the engine, in so many processes; NGINX_BIN names another program."""
     path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
     binary = os.environ.get("NGINX_BIN") or shutil.which("nginx", path=path)
     if binary is None:
@@ -165,7 +165,9 @@ def nginx(engine_port: int) -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="bench-nginx-") as folder:
         user = "user root;" if os.geteuid() == 0 else ""
         config = Path(folder, "nginx.conf")
-        config.write_text(NGINX.format(dir=folder, user=user, port=port, engine_port=engine_port))
+        config.write_text(
+            NGINX.format(dir=folder, user=user, port=port, engine_port=engine_port, workers=workers)
+        )
         with Child([binary, "-p", folder, "-c", str(config)], name="nginx", talks=False) as child:
             wait_ready(child, port, "/health")
             yield Server("nginx", port, child)

@@ -14,11 +14,13 @@ Measures    user + system CPU of all of the gateway's processes, the supervisor 
             the machine's processors with engine and client. Slots as operators see them, and whether
             the accounts are right afterwards. (That an engine with as many slots never has to refuse is
             a test, tests/e2e/test_processes.py.)
-Baseline    one process, in the same run; runs are interleaved, every second one turned round.
+Baseline    one process, in the same run; runs are interleaved, every second one turned round. Beside it
+            nginx with one and with two processes under the paced loads: what a token costs more where all
+            processors are busy is the machine's, whoever forwards it.
 Expect      a token in two processes: at most 1.1 times one, with the same load for each and with the
             same load in all. A request: at most 1.1 times with
             "split", 1.4 times with "shared". Slots as in one. The rush is reported only.
-Run         make bench SCENARIO=processes     (5 min on 2 cores)
+Run         make bench SCENARIO=processes     (7 min on 2 cores)
 Output      bench/results/<date>-processes-<commit>.json, with machine facts.
 """
 
@@ -47,18 +49,19 @@ SETUPS: Final[dict[str, dict[str, str]]] = {
     "two, split": {"PROCESSES": "2", "CAPACITY": "split"},
     "two, shared": {"PROCESSES": "2", "CAPACITY": "shared"},
 }
+PACED, SAME_LOAD = "paced token", "token at the same load"  # for each process, and in all
 UNITS: Final = {
-    "paced token": "us",  # at the same load for each process
-    "token at the same load": "us",  # in all
+    PACED: "us",
+    SAME_LOAD: "us",
     "buffered request": "us",
     "request that waits": "us",
     "rush": "answers/s",
 }
 LIMITS: Final = {
-    ("two, split", "paced token"): 1.1,
-    ("two, shared", "paced token"): 1.1,
-    ("two, split", "token at the same load"): 1.1,
-    ("two, shared", "token at the same load"): 1.1,
+    ("two, split", PACED): 1.1,
+    ("two, shared", PACED): 1.1,
+    ("two, split", SAME_LOAD): 1.1,
+    ("two, shared", SAME_LOAD): 1.1,
     ("two, split", "buffered request"): 1.1,
     ("two, shared", "buffered request"): 1.4,
 }
@@ -102,15 +105,23 @@ def run(options: Options) -> Report:
     """Measure; see the module's docstring."""
     found: dict[str, dict[str, list[float]]] = {name: {} for name in SETUPS}
     slots: dict[str, list[int]] = {name: [] for name in SETUPS}
+    plain: dict[int, dict[str, list[float]]] = {1: {}, 2: {}}
     with ExitStack() as stack:
         engine = stack.enter_context(peers.engine())
         wide = {name: stack.enter_context(_gateway(name, engine, 1024)) for name in SETUPS}
         narrow = {name: stack.enter_context(_gateway(name, engine, FEW_SLOTS)) for name in SETUPS}
+        relays = {
+            1: stack.enter_context(peers.nginx(engine.port)),
+            2: stack.enter_context(peers.nginx(engine.port, 2)),
+        }
         for turn in range(options.runs):
+            for count, relay in relays.items():
+                for what, streams in ((PACED, STREAMS * count), (SAME_LOAD, STREAMS)):
+                    plain[count].setdefault(what, []).append(_paced(relay, options, streams))
             for name in SETUPS if turn % 2 == 0 else reversed(SETUPS):
                 figures = {
-                    "paced token": _paced(wide[name], options, STREAMS * _processes(name)),
-                    "token at the same load": _paced(wide[name], options, STREAMS),
+                    PACED: _paced(wide[name], options, STREAMS * _processes(name)),
+                    SAME_LOAD: _paced(wide[name], options, STREAMS),
                     "buffered request": _buffered(wide[name], options, CONNECTIONS * _processes(name)),
                     "request that waits": _buffered(narrow[name], options, CONNECTIONS),
                     "rush": _rush(wide[name], options),
@@ -121,14 +132,14 @@ def run(options: Options) -> Report:
                 told = ", ".join(f"{what} {value:.1f} {UNITS[what]}" for what, value in figures.items())
                 progress(f"run {turn + 1} {name}: {told}")
         audits = {name: _audit(gateway) for name, gateway in (*wide.items(), *narrow.items())}
-    return _report(found, slots, audits)
+    return _report(found, slots, audits, plain)
 
 
 def _processes(name: str) -> int:
     return int(SETUPS[name].get("PROCESSES", "1"))
 
 
-def _paced(gateway: peers.Gateway, options: Options, streams: int) -> float:
+def _paced(gateway: peers.Server, options: Options, streams: int) -> float:
     ramp_us, warm_ms, window_ms = 5000, 500, options.some(6000)
     tokens = (streams * ramp_us * 2 + (warm_ms + window_ms) * 1000) // PACE_US + 50
     answer = native.load(
@@ -178,7 +189,7 @@ def _rush(gateway: peers.Gateway, options: Options) -> float:
     return float(requests / answer["window_ns"] * 1e9)
 
 
-def _all_good(gateway: peers.Gateway, answer: dict[str, Any], asked: int) -> None:
+def _all_good(gateway: peers.Server, answer: dict[str, Any], asked: int) -> None:
     if answer["good"] != asked or answer["leftover_bytes"]:
         raise BenchError(
             f"{gateway.name}: of {asked} answers {answer['good']} were whole: {answer['broken']}"
@@ -202,7 +213,10 @@ def _audit(gateway: peers.Gateway) -> list[str]:
 
 
 def _report(
-    found: dict[str, dict[str, list[float]]], slots: dict[str, list[int]], audits: dict[str, list[str]]
+    found: dict[str, dict[str, list[float]]],
+    slots: dict[str, list[int]],
+    audits: dict[str, list[str]],
+    plain: dict[int, dict[str, list[float]]],
 ) -> Report:
     report = Report("processes", ("", *(f"{what}, {unit}" for what, unit in UNITS.items())))
     for name, figures in found.items():
@@ -221,7 +235,12 @@ def _report(
         report.checks.append(Check.exactly(f"slots, {name}", max(slots[name]), FEW_SLOTS, ""))
         report.checks.append(Check.exactly(f"wrong accounts, {name}", len(audits[name]), 0, ""))
     report.notes += [f"{name}: {wrong}" for name, told in audits.items() for wrong in told]
-    report.raw = {"figures": found, "slots": slots}
+    for what in (PACED, SAME_LOAD):
+        one, two = (statistics.median(plain[count][what]) for count in (1, 2))
+        report.notes.append(
+            f"nginx, {what}: {one:.1f} us in one process, {two:.1f} us in two, {two / one:.2f} x"
+        )
+    report.raw = {"figures": found, "slots": slots, "nginx": plain}
     return report
 
 
