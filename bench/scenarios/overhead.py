@@ -60,6 +60,7 @@ PACE_US: Final = 20_000
 SATURATED: Final = 0.97  # of a core
 IN_TIME: Final = 0.98  # of the tokens
 UNSTEADY: Final = 0.10  # of the median, between the quartiles
+QUARTILES: Final = 4  # runs, from which on quartiles are not just the extremes
 SLOW_RUNS: Final = 3
 REPLAYED_S: Final = 1.5  # seconds in which the last records get into the database
 FEW, MANY = 64, 400  # streams of the two latencies
@@ -119,7 +120,7 @@ def run(options: Options) -> Report:
             for proxy, name in _turn(turn, proxies, chosen):
                 _once(proxy, name, engine, options, runs, failed, f"run {turn + 1}")
         for name in chosen:
-            if options.runs > 1 and _unsteady(runs, name):
+            if options.runs >= QUARTILES and _unsteady(runs, name):
                 repeated.append(name)
                 first = {key: runs.pop(key) for key in list(runs) if key[0] == name}
                 for turn in range(options.runs):
