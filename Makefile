@@ -47,7 +47,7 @@ test: environment ## the whole test suite (ARGS="-k words" narrows it)
 # Every async function that reports `task_status.started()` is named here (ASYNC114 asks for it), so that a nursery that
 # starts one without waiting for it shows.
 # Tests are async to run on Trio's clock, whether they wait or not (ASYNC124).
-# Its rules are about async code, and it takes a third of a second for each file: others are not given to it.
+# Its rules are about async code, and it takes a sixth of a second for each file: others are not given to it.
 ASYNC_FILES := grep -rlZwE "async|await|trio|anyio|asyncio" --include="*.py"
 FLAKE8_ASYNC := --startable-in-context-manager=serve_admin,run,slow_way
 
@@ -61,9 +61,9 @@ check: $(STAMPS)/dev ## format, lint, types and import floors, without running a
 	run format $(RUN) -m ruff format --check --output-format concise .; \
 	run lint $(RUN) -m ruff check --output-format concise .; \
 	run async sh -c '$(ASYNC_FILES) trio_gateway bench fuzz | \
-	  xargs -0 -n 25 -P 2 $(RUN) -m flake8_async $(FLAKE8_ASYNC)'; \
+	  xargs -0 -n 25 -P 2 $(RUN) .ci/lint_async.py $(FLAKE8_ASYNC)'; \
 	run async-tests sh -c '$(ASYNC_FILES) tests | \
-	  xargs -0 -n 25 -P 2 $(RUN) -m flake8_async $(FLAKE8_ASYNC) --disable=ASYNC124,ASYNC9'; \
+	  xargs -0 -n 25 -P 2 $(RUN) .ci/lint_async.py $(FLAKE8_ASYNC) --disable=ASYNC124,ASYNC9'; \
 	printf '== types\n'; wait $$typing || failed="$$failed types"; cat "$$types"; \
 	run floors $(VENV)/bin/lint-imports --no-cache --no-logo; \
 	if [ -n "$$failed" ]; then printf '\nmake check: failed:%s\n' "$$failed"; exit 1; fi; \
