@@ -40,8 +40,8 @@ def said(*command: str) -> tuple[int, str]:
 def test_the_shorter_way_finds_what_the_library_finds(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text(WRONG)
-    code, text = said(str(SCRIPT), "--enable=ASYNC", str(wrong))
-    assert (code, text) == said("-m", "flake8_async", "--enable=ASYNC", str(wrong))
+    code, text = said(str(SCRIPT), "--enable=ASYNC,ASYNC910", str(wrong))
+    assert (code, text) == said("-m", "flake8_async", "--enable=ASYNC,ASYNC910", str(wrong))
     assert code == 1
     assert {"ASYNC100", "ASYNC101", "ASYNC103", "ASYNC109", "ASYNC910"} <= set(text.split())
 
