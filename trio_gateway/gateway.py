@@ -13,6 +13,7 @@ import resource
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -422,11 +423,11 @@ class Gateway:
         assert self._accept_loop is not None
         self._accept_loop.dismiss()
 
-    def adopt(self, stream: trio.SocketStream, begun: bytes) -> None:
+    def adopt(self, sock: socket.socket, begun: bytes) -> None:
         """See Adopter."""
         assert self._accept_loop is not None
         assert self._nursery is not None
-        self._accept_loop.adopt(stream, partial(self.server.serve, begun=begun), self._nursery)
+        self._accept_loop.adopt(sock, partial(self.server.serve, begun=begun), self._nursery)
 
     async def _open_to_workers(self, nursery: trio.Nursery) -> None:
         """Listen for workers that register, if the settings say so."""

@@ -76,6 +76,12 @@ AGENT_PATIENCE: Final = 20.0  # seconds until a worker that was started is liste
 PORT_TRIES: Final = 3  # a port that was free may have been taken when the gateway comes to bind it
 FIRST_TOKEN_KEYS: Final = ("first_byte_timeout_ms", "first_token_timeout_ms")  # one limit here
 
+ALONE: Final = """
+import functools, sys
+from trio_gateway.cli import _app, main
+_app.Gateway = functools.partial(_app.Gateway, read_together=False)
+sys.exit(main())
+"""
 # Imports the gateway once, and forks an agent for each line of arguments. Their process group is its own.
 LAUNCHER: Final = """
 import json, os, signal, sys
@@ -352,7 +358,9 @@ def _usage(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _command() -> list[str]:
-    """The gateway of the interpreter that runs the runner."""
+    """The gateway of the interpreter that runs the runner; ``READ_ALONE``: each stream is read by its own task."""
+    if "READ_ALONE" in os.environ:
+        return [sys.executable, "-c", ALONE]
     script = Path(sys.executable).with_name("trio-gateway")
     return [str(script)] if script.exists() else [sys.executable, "-m", "trio_gateway"]
 

@@ -71,8 +71,9 @@ pytestmark = [
 ]
 
 
-def play(kind: str, results: Path) -> tuple[list[dict[str, Any]], str]:
+def play(kind: str, reading: str, results: Path) -> tuple[list[dict[str, Any]], str]:
     """Play all cases of a kind and answer their results and what the runner printed."""
+    environment = os.environ | ({"READ_ALONE": "1"} if reading == "alone" else {})
     command = [sys.executable, str(RUNNER), "--adapter", str(HERE / "adapter.py"), "--only", kind]
     command += [
         "-j",
@@ -83,7 +84,9 @@ def play(kind: str, results: Path) -> tuple[list[dict[str, Any]], str]:
         "--json",
         str(results),
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as runner:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as runner:
         try:
             output, _ = runner.communicate()
         finally:
@@ -93,9 +96,11 @@ def play(kind: str, results: Path) -> tuple[list[dict[str, Any]], str]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("reading", ["together", "alone"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_gateway_passes_every_case_of(kind: str, tmp_path: Path) -> None:
-    results, output = play(kind, tmp_path / "results.jsonl")
+def test_the_gateway_passes_every_case_of(kind: str, reading: str, tmp_path: Path) -> None:
+    """Streams are read by one task for all, or each by its exchange's own."""
+    results, output = play(kind, reading, tmp_path / "results.jsonl")
     assert results, output
     unpassed = {
         result["id"]: result["reasons"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
@@ -451,10 +452,11 @@ async def test_a_body_that_finds_no_room_in_its_middle_is_refused_and_gives_back
 async def read_body_that_came_at_once(framed: bytes, beside: Callable[[], Awaitable[None]]) -> bytes:
     """Read a chunked body that arrived together with its head, while something else runs too."""
     limits = ServerLimits(1, len(framed), 10, 10, len(framed), 10, 10, len(framed))
-    ours, theirs = trio.socket.socketpair()
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
     watch = HangupWatch()
     with theirs, ours, Hangup(watch, ours.fileno()) as hangup:
-        connection = Connection(trio.SocketStream(ours), hangup, limits.head_bytes)
+        connection = Connection(ours, hangup, limits.head_bytes)
         connection.heads.feed(framed)
         request = parse_request_head(head("transfer-encoding: chunked"), limits.head_count)
         async with trio.open_nursery() as nursery:

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.accepted import socket_of
 from tests.e2e.serving import Serving, error_code, parse_address, serving
 from tests.e2e.tls import NAME, Issued, TlsClient, issue
 from trio_gateway.contract import AnswerHead
@@ -224,9 +225,9 @@ async def connected(
     async with listener, trio.open_nursery() as nursery:
         address = listener.socket.getsockname()
         with trio.fail_after(10), await RawClient.connect(address, receive_buffer=receive_buffer) as plain:
-            stream = await listener.accept()
-            with Hangup(watch, stream.socket.fileno()) as hangup:
-                connection = TlsConnection(stream, hangup, 64 * KIB, context)
+            ours = socket_of(await listener.accept())
+            with Hangup(watch, ours.fileno()) as hangup:
+                connection = TlsConnection(ours, hangup, 64 * KIB, context)
                 try:
                     nursery.start_soon(watch.run)  # noqa: ASYNC113 - it misses nothing by beginning late
                     async with trio.open_nursery() as hands:
@@ -397,7 +398,7 @@ async def test_whoever_leaves_without_a_word_is_seen_too(issued: Issued, how: st
 async def test_no_more_than_a_little_is_read_ahead_and_a_fin_is_seen_all_the_same(issued: Issued) -> None:
     sent = bytes(range(256)) * 250  # fits into the kernel of the gateway, with the FIN behind it
     async with connected(issued) as (connection, client):
-        server_socket = connection._stream.socket
+        server_socket = connection._socket
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connection.wait_end)
             await client.send(sent)

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from tests.accepted import socket_of
 from tests.e2e.sockets import CLOSE, PING, PONG, TEXT, Closed, Frame, TokenSocket, close_payload, frame
 from trio_gateway.edge import Connection, Hangup, HangupWatch, SocketLimits
 from trio_gateway.edge._http_server import UnplacedBytes
@@ -60,14 +61,14 @@ async def joined(
             theirs = trio.socket.socket()
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
             await theirs.connect(listener.socket.getsockname())
-            ours = await listener.accept()
+            ours = socket_of(await listener.accept())
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL)
         watch = HangupWatch()
         nursery.start_soon(watch.run)  # noqa: ASYNC113 - whoever waits for it waits until it runs
         over = trio.Event()
         raw = trio.SocketStream(theirs)
         client = TokenSocket(raw, raw)
-        with Hangup(watch, ours.socket.fileno()) as hangup:
+        with Hangup(watch, ours.fileno()) as hangup:
             connection = Connection(ours, hangup, 1000)
             web = WebSocket(connection, limits, hear, UnplacedBytes(1 << 20) if room is None else room)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_gateway.flow import EpollPoller, ReadLoop
-from trio_gateway.flow._read_loop import GATHER, MOST_GATHER, STEPS_A_TURN, TURN
+from trio_gateway.flow._read_loop import GATHER, GATHER_OF_SEVERAL, STEPS_A_TURN, TURN
 from trio_gateway.testing import FakePoller, until
 
 
@@ -403,8 +403,8 @@ async def test_a_lone_stream_is_read_at_once_and_dense_ones_are_gathered(autojum
         assert lone.taken == ["a", "b"]
 
 
-@pytest.mark.parametrize(("others", "wait"), [(0, GATHER), (1, 2 * GATHER), (7, MOST_GATHER)])
-async def test_the_more_processes_share_the_tokens_the_longer_each_gathers_but_never_for_long(
+@pytest.mark.parametrize(("others", "wait"), [(0, GATHER), (1, GATHER_OF_SEVERAL), (7, GATHER_OF_SEVERAL)])
+async def test_each_of_several_processes_gathers_for_longer_than_a_single_one(
     autojump_clock: MockClock, others: int, wait: float
 ) -> None:
     async with looping(others) as (loop, poller, nursery):

@@ -20,7 +20,7 @@ class Process:
     """One of several processes; what it adopted stands in `adopted`, and `permits` are for more."""
 
     def __init__(self, place: Place, *kept: tuple[str, str, str | None]) -> None:
-        self.adopted: list[tuple[trio.SocketStream, bytes]] = []
+        self.adopted: list[tuple[socket.socket, bytes]] = []
         self.permits = 1
         self.owners = Owners(
             place,
@@ -42,8 +42,8 @@ class Process:
     def dismiss(self) -> None:
         self.permits += 1
 
-    def adopt(self, stream: trio.SocketStream, begun: bytes) -> None:
-        self.adopted.append((stream, begun))
+    def adopt(self, sock: socket.socket, begun: bytes) -> None:
+        self.adopted.append((sock, begun))
 
 
 @asynccontextmanager
@@ -74,10 +74,10 @@ async def test_a_connection_is_handed_over_with_all_that_was_read_of_it(tmp_path
                 assert await found[0].owners.hand_over(*KEPT, accepted.fileno(), begun)
             with trio.fail_after(5):
                 await until(lambda: bool(found[2].adopted))
-            ((stream, read),) = found[2].adopted
+            ((adopted, read),) = found[2].adopted
             assert read == begun
-            async with stream:
-                await stream.send_all(b"served")
+            with adopted:
+                adopted.send(b"served")
                 assert client.recv(10) == b"served"
             assert client.recv(10) == b""
 
@@ -113,7 +113,7 @@ async def test_a_process_that_hangs_does_not_keep_others_from_being_asked(tmp_pa
             assert await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
             with trio.fail_after(5):
                 await until(lambda: bool(found[2].adopted))
-            found[2].adopted[0][0].socket.close()
+            found[2].adopted[0][0].close()
 
 
 async def test_nobody_is_handed_over_to_a_process_that_has_no_permit(tmp_path: Path) -> None:

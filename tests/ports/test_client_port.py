@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.accepted import socket_of
 from trio_gateway.contract import AnswerHead, ClientPort
 from trio_gateway.edge import Connection, Hangup, HangupWatch, HttpClient
 from trio_gateway.errors import ClientGone, Problem
@@ -110,11 +111,11 @@ async def over_tcp(nursery: trio.Nursery) -> AsyncIterator[HttpPeer]:
     listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
     async with listener:
         with await RawClient.connect(listener.socket.getsockname(), receive_buffer=16 * 1024) as raw:
-            stream = await listener.accept()
+            ours = socket_of(await listener.accept())
             watch = HangupWatch()
             nursery.start_soon(watch.run)  # noqa: ASYNC113 - what happens before its first step is not lost
-            with Hangup(watch, stream.socket.fileno()) as hangup:
-                connection = Connection(stream, hangup, 64 * 1024)
+            with Hangup(watch, ours.fileno()) as hangup:
+                connection = Connection(ours, hangup, 64 * 1024)
                 yield HttpPeer(HttpClient(connection, REQUEST, (), 30.0, 0.05), raw)
                 connection.close()
             nursery.cancel_scope.cancel()
@@ -434,11 +435,12 @@ async def test_a_question_that_is_on_its_way_when_the_answer_begins_is_neither_l
     nursery: trio.Nursery,
 ) -> None:
     """An earlier answer on the connection still fills the socket, and its client half-closes."""
-    ours, theirs = trio.socket.socketpair()
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
     watch = HangupWatch()
     nursery.start_soon(watch.run)
     with trio.fail_after(LIMIT), ours, theirs, Hangup(watch, ours.fileno()) as hangup:
-        connection = Connection(trio.SocketStream(ours), hangup, 64 * 1024)
+        connection = Connection(ours, hangup, 64 * 1024)
         port = HttpClient(connection, REQUEST, (), 30.0, 0.05)
         while connection.write(b"x" * 64 * 1024) == 64 * 1024:
             pass
@@ -449,7 +451,8 @@ async def test_a_question_that_is_on_its_way_when_the_answer_begins_is_neither_l
         nursery.start_soon(port.flush)
         received = b""
         while not received.endswith(b"}}"):
-            received += await theirs.recv(1_000_000)
+            await trio.lowlevel.wait_readable(theirs)
+            received += theirs.recv(1_000_000)
         assert received.lstrip(b"x").startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 429 ")
         assert not gone.is_set()
     nursery.cancel_scope.cancel()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +16,7 @@ from typing import Final
 import pytest
 import trio
 
+from tests.accepted import socket_of
 from tests.e2e.sockets import CLOSE, LAST, TEXT, Message, SocketClosed, TokenSocket, close_payload, handshake
 from tests.exchange.rig import Rig
 from tests.sweeps.conftest import Report
@@ -76,17 +78,17 @@ class Served:
     async def accept(self, nursery: trio.Nursery) -> None:
         """Serve all connections as the accept loop does."""
         while True:
-            stream = await self._listener.accept()
+            sock = socket_of(await self._listener.accept())
             self.serving += 1
-            nursery.start_soon(self._serve, stream)
+            nursery.start_soon(self._serve, sock)
 
-    async def _serve(self, stream: trio.SocketStream) -> None:
+    async def _serve(self, sock: socket.socket) -> None:
         try:
             with trio.CancelScope() as scope:
                 self.scopes.append(scope)
-                await self.doors.server.serve(stream)
+                await self.doors.server.serve(sock)
         finally:
-            stream.socket.close()
+            sock.close()
             self.serving -= 1
 
 

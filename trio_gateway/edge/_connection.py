@@ -30,6 +30,7 @@ class Connection:
     the socket takes bytes; `wait_writable` waits for the rest.
 
     Args:
+        sock: non-blocking, owned from here on.
         max_head: bytes of one request head.
 
     Attributes:
@@ -41,10 +42,10 @@ class Connection:
     asks_after_fin = True
     buffers = False
 
-    def __init__(self, stream: trio.SocketStream, hangup: Hangup, max_head: int) -> None:
-        self._stream = stream
-        self._fd: Final = stream.socket.fileno()
-        self.is_tcp: Final = stream.socket.family != socket.AF_UNIX
+    def __init__(self, sock: socket.socket, hangup: Hangup, max_head: int) -> None:
+        self._socket = sock
+        self._fd: Final = sock.fileno()
+        self.is_tcp: Final = sock.family != socket.AF_UNIX
         self.hangup: Final = hangup
         self.heads: Final = HeadBuffer(max_head)
         self._silent_limit = SILENT_LIMIT
@@ -58,7 +59,7 @@ class Connection:
         if not self.is_tcp or self.closed:
             return None
         try:
-            return str(self._stream.socket.getpeername()[0])
+            return str(self._socket.getpeername()[0])
         except OSError:  # it was reset
             return None
 
@@ -149,7 +150,7 @@ class Connection:
         """Set how long unacknowledged bytes are repeated until the peer counts as vanished."""
         if self.is_tcp and not self.closed and seconds != self._silent_limit:
             self._silent_limit = seconds
-            self._stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
     @property
     def descriptor(self) -> int | None:
@@ -161,7 +162,7 @@ class Connection:
         await trio.lowlevel.checkpoint_if_cancelled()
         if not self.closed:
             try:
-                self._stream.socket.shutdown(socket.SHUT_WR)
+                self._socket.shutdown(socket.SHUT_WR)
             except OSError:
                 self.hangup.lost()
 
@@ -172,8 +173,9 @@ class Connection:
         self.closed = True
         self.hangup.stop()
         if reset and self.is_tcp:
-            self._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self._stream.socket.close()
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        trio.lowlevel.notify_closing(self._fd)
+        self._socket.close()
 
     async def _receive_raw(self, size: int) -> bytes:
         await trio.lowlevel.checkpoint_if_cancelled()

@@ -291,16 +291,17 @@ class HttpServer:
         self._none_open = trio.lowlevel.ParkingLot()
         self._retired = False
 
-    async def serve(self, stream: trio.SocketStream, begun: bytes = b"") -> None:
+    async def serve(self, sock: socket.socket, begun: bytes = b"") -> None:
         """Serve one connection; never raises but Cancelled.
 
         Args:
+            sock: non-blocking; closed afterwards.
             begun: what was read of it before.
         """
         self.open += 1
         try:
-            with Hangup(self._watch, stream.socket.fileno()) as hangup:
-                connection = self._connection(stream, hangup)
+            with Hangup(self._watch, sock.fileno()) as hangup:
+                connection = self._connection(sock, hangup)
                 connection.heads.feed(begun)
                 try:
                     if not isinstance(connection, TlsConnection) or await self._secured(connection):
@@ -339,10 +340,10 @@ class HttpServer:
         for scope in tuple(self._idle):
             scope.cancel(reason="shutdown")
 
-    def _connection(self, stream: trio.SocketStream, hangup: Hangup) -> Connection:
-        if self.tls is None or stream.socket.family == socket.AF_UNIX:
-            return Connection(stream, hangup, self._limits.head_bytes)
-        return TlsConnection(stream, hangup, self._limits.head_bytes, self.tls)
+    def _connection(self, sock: socket.socket, hangup: Hangup) -> Connection:
+        if self.tls is None or sock.family == socket.AF_UNIX:
+            return Connection(sock, hangup, self._limits.head_bytes)
+        return TlsConnection(sock, hangup, self._limits.head_bytes, self.tls)
 
     async def _secured(self, connection: TlsConnection) -> bool:
         """Agree on a session within the time that a head has; False: the connection ends here."""
@@ -392,7 +393,7 @@ class HttpServer:
 
     async def _wait_for_head(self, connection: Connection, first: bool) -> bytes | None:
         heads = connection.heads
-        if not first and not len(heads) and (data := connection.receive_now()) is not None:
+        if not len(heads) and (data := connection.receive_now()) is not None:
             if not data:
                 return None
             heads.feed(data)

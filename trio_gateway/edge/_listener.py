@@ -24,7 +24,7 @@ _COURTESY: Final = 0.001  # seconds; a process that has nothing to do wakes up i
 
 _ACCEPTS: Final = 32  # connections of one wake-up: each has a request that takes about half a millisecond
 
-Handler = Callable[[trio.SocketStream], Awaitable[None]]
+Handler = Callable[[socket.socket], Awaitable[None]]
 
 
 async def open_listeners(binds: tuple[str, ...]) -> list[trio.SocketListener]:
@@ -188,10 +188,9 @@ class AcceptLoop:
                     raise
                 continue  # that one left before it was accepted
             accepted.setblocking(False)
-            stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
             if self._others is not None:
                 self._others.count(1)
-            nursery.start_soon(self._serve, stream, self._handler)
+            nursery.start_soon(self._serve, accepted, self._handler)
 
     # -- connections that another process accepted
 
@@ -207,17 +206,17 @@ class AcceptLoop:
         """Give it back."""
         self._permits.release()
 
-    def adopt(self, stream: trio.SocketStream, handler: Handler, nursery: trio.Nursery) -> None:
+    def adopt(self, sock: socket.socket, handler: Handler, nursery: trio.Nursery) -> None:
         """Serve a connection for which there is a permit."""
         if self._others is not None:
             self._others.count(1)
-        nursery.start_soon(self._serve, stream, handler)
+        nursery.start_soon(self._serve, sock, handler)
 
-    async def _serve(self, stream: trio.SocketStream, handler: Handler) -> None:
+    async def _serve(self, sock: socket.socket, handler: Handler) -> None:
         try:
-            await handler(stream)
+            await handler(sock)
         finally:
-            stream.socket.close()
+            sock.close()
             self._permits.release()
             if self._others is not None:
                 self._others.count(-1)

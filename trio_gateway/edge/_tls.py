@@ -12,6 +12,7 @@ How an answer ended can be told apart by the client: a proper end is followed by
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -158,10 +159,8 @@ class TlsConnection(Connection):
     buffers = True
     asks_after_fin = False
 
-    def __init__(
-        self, stream: trio.SocketStream, hangup: Hangup, max_head: int, context: ssl.SSLContext
-    ) -> None:
-        super().__init__(stream, hangup, max_head)
+    def __init__(self, sock: socket.socket, hangup: Hangup, max_head: int, context: ssl.SSLContext) -> None:
+        super().__init__(sock, hangup, max_head)
         self._max_head = max_head
         self._session = TlsSession(context)
         self._sealed = b""  # not accepted by the socket yet
@@ -192,7 +191,7 @@ class TlsConnection(Connection):
 
     def in_clear(self) -> Connection:
         """Answer the connection as it is below TLS; both must not be used."""
-        return Connection(self._stream, self.hangup, self._max_head)
+        return Connection(self._socket, self.hangup, self._max_head)
 
     @property
     def waiting(self) -> int:

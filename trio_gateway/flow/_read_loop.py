@@ -17,8 +17,8 @@ The rules that make that safe:
   is as short, or a third of what they took, up to 4 ms: else a rush of requests, half a millisecond each,
   would leave tokens a tenth of the core.
 - Where tokens come densely, the loop waits a millisecond before it looks again, so that one look finds
-  several; what came while it read them can wait with the others. A lone stream never waits. Two processes
-  that share the tokens of one wait two.
+  several; what came while it read them can wait with the others. A lone stream never waits. Each of several
+  processes, which share the tokens of one, waits three.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LONGEST_TURN: Final = 4 * MILLISECONDS
 SHARE: Final = 1 / 3  # of what the others took, that a turn may take at least
 OTHERS_WORK: Final = 0.05 * MILLISECONDS  # that they took for their turn, from which on they had work
 GATHER: Final = 1 * MILLISECONDS
-MOST_GATHER: Final = 2 * MILLISECONDS  # that a token may come later, for the sake of processor time
+GATHER_OF_SEVERAL: Final = 3 * MILLISECONDS  # in each of several processes, which find fewer tokens in a look
 DENSE: Final = 2  # steps expected within that time, from which on it pays
 
 MOST_WARY: Final = 63  # times in a row that it is not done, after it was in vain
@@ -121,13 +121,13 @@ class ReadLoop:
 
     Args:
         poller: closed by `close`.
-        others: processes beside this one that read as many streams each: so that a look finds as many tokens
-            as that of a single process would, it waits longer.
+        others: processes beside this one that read as many streams each: so that a look finds about as many
+            tokens as that of a single process would, it waits longer.
     """
 
     def __init__(self, poller: Poller | None = None, others: int = 0) -> None:
         self._poller = poller or EpollPoller()
-        self._gather = min(GATHER * (1 + others), MOST_GATHER)
+        self._gather = GATHER_OF_SEVERAL if others else GATHER
         self._attached: dict[int, _Attached] = {}
         self._running = False
         self._looked_at = -math.inf

@@ -55,7 +55,7 @@ class Adopter(Protocol):
     def dismiss(self) -> None:
         """Give it back: the connection did not come."""
 
-    def adopt(self, stream: trio.SocketStream, begun: bytes) -> None:
+    def adopt(self, sock: socket.socket, begun: bytes) -> None:
         """Serve a connection for which there is a permit, and own it; told what was read of it."""
 
 
@@ -178,7 +178,7 @@ async def _send(stream: trio.SocketStream, connection: int, begun: bytes) -> Non
     await stream.send_all(begun)
 
 
-async def _receive(stream: trio.SocketStream, size: int) -> tuple[trio.SocketStream, bytes] | None:
+async def _receive(stream: trio.SocketStream, size: int) -> tuple[socket.socket, bytes] | None:
     """Receive what `_send` sends; None: it broke off. What comes is the caller's."""
     _, ancillary, _, _ = await stream.socket.recvmsg(1, socket.CMSG_SPACE(array.array("i").itemsize))
     descriptors = array.array("i")
@@ -199,4 +199,4 @@ async def _receive(stream: trio.SocketStream, size: int) -> tuple[trio.SocketStr
     except BaseException:
         sock.close()
         raise
-    return trio.SocketStream(trio.socket.from_stdlib_socket(sock)), begun
+    return sock, begun
