@@ -358,7 +358,7 @@ def _usage(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _command() -> list[str]:
-    """The gateway of the interpreter that runs the runner; ``READ_ALONE``: each stream is read by its own task."""
+    """The gateway of the interpreter that runs the runner; ``READ_ALONE``: without its read loop."""
     if "READ_ALONE" in os.environ:
         return [sys.executable, "-c", ALONE]
     script = Path(sys.executable).with_name("trio-gateway")

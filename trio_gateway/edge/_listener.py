@@ -148,8 +148,10 @@ class AcceptLoop:
     ) -> None:
         complained = False
         while listener.socket.fileno() >= 0:
-            async with self._permits:
-                await trio.lowlevel.wait_readable(listener.socket)
+            if not self._permits.value:
+                async with self._permits:
+                    pass
+            await trio.lowlevel.wait_readable(listener.socket)
             if self._is_ahead():
                 await trio.sleep(_COURTESY)
             try:
