@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.ledger.making import make_record, make_request
 from trio_gateway.contract import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
+from trio_gateway.ledger._record import microseconds
 from trio_gateway.telemetry._spans import (
     Span,
     Step,
@@ -80,6 +81,20 @@ def test_an_attempt_that_ends_with_its_exchange_ends_as_that_does(
     whole, _, last = spans(outcome=outcome, code=code)
     assert whole.error == last.error == error
     assert whole.attributes["error.type"] == last.attributes["error.type"] == outcome
+
+
+@given(st.floats(0, 1e6), st.floats(1e9, 2e9), st.floats(0.3, 100))
+def test_no_attempt_ends_after_its_exchange_however_both_were_rounded(
+    clock: float, arrived: float, took: float
+) -> None:
+    steps: tuple[Step, ...] = (
+        (clock, "arrived", {"size": 10}),
+        (clock + 0.1, "placed", {"worker": "w1", "attempt": 1}),
+        (clock + took, "ended", {"outcome": "completed", "code": None}),
+    )
+    record = {"arrived_at": microseconds(arrived), "settled_at": microseconds(arrived + took)}
+    whole, attempt = spans(steps, {"arrived": clock}, **record)
+    assert attempt.ended <= whole.ended
 
 
 def test_one_that_was_never_placed_has_one_span() -> None:

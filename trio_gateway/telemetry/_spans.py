@@ -168,7 +168,7 @@ def spans_of(ended: Ended, address_of: Callable[[str], tuple[str, int] | None]) 
         if what == "placed":
             attempt = _attempt(ended, own, now, detail, address_of)
         elif attempt is not None and what in ("attempt_failed", "ended"):
-            attempt.ended = now
+            attempt.ended = min(now, record.settled_at)  # which was rounded
             _judge(attempt, what, detail, record)
             yield attempt
             attempt = None
