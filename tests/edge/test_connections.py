@@ -11,11 +11,13 @@ from typing import Any, Final
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.e2e.serving import Serving, error_code, serving, tenant
 from trio_gateway.edge._connection import Connection
 from trio_gateway.edge._http_server import CHUNKED_STEP, Incoming, ServerLimits, UnplacedBytes
 from trio_gateway.edge._watch import Hangup, HangupWatch
+from trio_gateway.errors import ClientGone
 from trio_gateway.testing import (
     Hold,
     RawClient,
@@ -465,6 +467,37 @@ async def read_body_that_came_at_once(framed: bytes, beside: Callable[[], Awaita
             nursery.cancel_scope.cancel()
     watch.close()
     return body
+
+
+@pytest.mark.parametrize("wait", [Connection.receive, Connection.wait_writable])
+async def test_who_waits_for_a_connection_that_is_closed_here_is_told_before_its_number_comes_again(
+    wait: Callable[[Connection], Awaitable[object]], nursery: trio.Nursery
+) -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    number = ours.fileno()
+    watch = HangupWatch()
+    told = trio.Event()
+    with theirs, Hangup(watch, number) as hangup:
+        connection = Connection(ours, hangup, 1000)
+        while connection.write(b"x" * 64 * KIB):
+            pass
+
+        async def waiting() -> None:
+            with pytest.raises(ClientGone):
+                await wait(connection)
+            told.set()
+
+        nursery.start_soon(waiting)
+        await wait_all_tasks_blocked()
+        connection.close()
+        with trio.fail_after(10):
+            await told.wait()
+            new, other = socket.socketpair()
+            with new, other:
+                assert number in (new.fileno(), other.fileno())
+                await trio.lowlevel.wait_writable(number)
+    watch.close()
 
 
 async def test_others_have_their_turn_while_a_body_in_tiny_chunks_is_read() -> None:

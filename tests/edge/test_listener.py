@@ -67,6 +67,34 @@ async def test_no_more_are_served_than_there_are_permits_and_the_others_afterwar
             client.close()
 
 
+class Steps(trio.abc.Instrument):
+    """Counts the steps of the accept loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """See trio.abc.Instrument."""
+        self.count += "AcceptLoop.run" in task.name
+
+
+async def test_without_permits_it_rests_however_many_are_waiting() -> None:
+    door, steps = Door(), Steps()
+    async with accepting(door, 1) as (_, host, port):
+        clients = connected(host, port, 5)
+        await until(lambda: door.inside == 1)
+        await trio.testing.wait_all_tasks_blocked()
+        trio.lowlevel.add_instrument(steps)
+        for _ in range(100):
+            await trio.lowlevel.checkpoint()
+        trio.lowlevel.remove_instrument(steps)
+        door.let_go.set()
+        await until(lambda: door.served == 5)
+        for client in clients:
+            client.close()
+    assert steps.count == 0
+
+
 async def test_a_rush_is_taken_in_few_rounds() -> None:
     door = Door()
     async with accepting(door, 1000) as (_, host, port):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.ledger.making import make_record, make_request
 from trio_gateway.contract import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
-from trio_gateway.ledger._record import microseconds
 from trio_gateway.telemetry._spans import (
     Span,
     Step,
@@ -92,7 +91,7 @@ def test_no_attempt_ends_after_its_exchange_however_both_were_rounded(
         (clock + 0.1, "placed", {"worker": "w1", "attempt": 1}),
         (clock + took, "ended", {"outcome": "completed", "code": None}),
     )
-    record = {"arrived_at": microseconds(arrived), "settled_at": microseconds(arrived + took)}
+    record = {"arrived_at": round(arrived, 6), "settled_at": round(arrived + took, 6)}
     whole, attempt = spans(steps, {"arrived": clock}, **record)
     assert attempt.ended <= whole.ended
 
