@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from trio_gateway.errors import Refused
 from trio_gateway.lending import Owners, Place
 from trio_gateway.testing import until
 
@@ -116,13 +117,27 @@ async def test_a_process_that_hangs_does_not_keep_others_from_being_asked(tmp_pa
             found[2].adopted[0][0].close()
 
 
-async def test_nobody_is_handed_over_to_a_process_that_has_no_permit(tmp_path: Path) -> None:
+async def test_who_wants_an_answer_of_a_process_without_a_permit_is_told_to_come_again(
+    tmp_path: Path,
+) -> None:
     client, accepted = socket.socketpair()
     with client, accepted:
         async with three(tmp_path, KEPT) as found:
             found[2].permits = 0
-            assert not await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
+            with pytest.raises(Refused, match="queue_full"):
+                await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
             assert (found[2].adopted, found[2].permits) == ([], 0)
+            assert not await found[0].owners.hand_over("r2", "acme", "k1", accepted.fileno(), b"x")
+
+
+async def test_while_a_process_hangs_nobody_knows_that_an_answer_is_not_there(tmp_path: Path) -> None:
+    async with three(tmp_path) as found:
+        (tmp_path / "owners-1.sock").unlink()
+        with socket.socket() as accepted, socket.socket(socket.AF_UNIX) as hanging:
+            hanging.bind(str(tmp_path / "owners-1.sock"))
+            hanging.listen()
+            with pytest.raises(Refused, match="queue_full"):
+                await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
 
 
 async def test_a_permit_is_given_back_if_the_connection_does_not_come(tmp_path: Path) -> None:

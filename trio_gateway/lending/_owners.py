@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import trio
 
+from ..errors import Problem, Refused
 from ._place import Place
 
 LIMIT: Final = 1.0  # seconds for all of them; one that hangs is as one that has it not
@@ -103,24 +104,36 @@ class Owners:
         Args:
             connection: descriptor; the caller closes its own, and does nothing else with it.
             begun: what was read of it and is to be served.
+
+        Raises:
+            Refused: the process that keeps it has no room for a connection, or one did not say in time
+                whether it does; nothing was done.
         """
         question = msgspec.json.encode(Question(request_id, tenant, key_id, len(begun))) + b"\n"
         handed: list[int] = []
+        unsure = set(range(self._place.of)) - {self._place.number}
         with trio.move_on_after(LIMIT):
             async with trio.open_nursery() as nursery:
 
                 async def one(number: int) -> None:
+                    said: bool | None = False  # of one that is not there
                     with contextlib.suppress(OSError, trio.BrokenResourceError, msgspec.DecodeError):
                         async with await trio.open_unix_socket(self._place.owners_path(number)) as stream:
                             await stream.send_all(question)
-                            if msgspec.json.decode(await _line(stream)) is True and not handed:
+                            said = msgspec.json.decode(await _line(stream))
+                            if said is True and not handed:
                                 await _send(stream, connection, begun)
                                 handed.append(number)  # from here on it is the other's, whatever comes
                                 nursery.cancel_scope.cancel()
+                    if said is not None:
+                        unsure.discard(number)
 
-                for number in range(self._place.of):
-                    if number != self._place.number:
-                        nursery.start_soon(one, number)
+                for number in tuple(unsure):
+                    nursery.start_soon(one, number)
+        if unsure and not handed:
+            raise Refused(
+                Problem.of("queue_full", "the process that has this answer takes no connection now")
+            )
         return bool(handed)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -151,7 +164,7 @@ class Owners:
         key_id = asked.about if isinstance(asked.about, str) else None
         kept = size <= HEAD_LONGEST and self._keeps(asked.request_id, asked.tenant, key_id)
         if not (kept and self._adopter.admit()):
-            await stream.send_all(b"false\n")
+            await stream.send_all(b"null\n" if kept else b"false\n")
             return
         handed = None
         try:
