@@ -143,6 +143,20 @@ async def test_it_says_whether_something_was_done_and_what_changed() -> None:
         assert (code, out.splitlines()[0]) == (0, "There was nothing to do.")
 
 
+async def test_rows_of_several_processes_say_of_which_they_are() -> None:
+    async with operator() as somebody:
+        somebody.port.rows = [{**row, "process": number} for number, row in enumerate(somebody.port.rows)]
+        _, out, _ = await somebody.types("requests")
+        heading, first, second, *_ = (line.split() for line in out.splitlines())
+        assert (heading[-1], first[-1], second[-1]) == ("process", "0", "1")
+
+
+async def test_what_only_begins_is_not_said_to_be_done() -> None:
+    async with operator() as somebody:
+        _, out, _ = await somebody.types("replace-processes")
+        assert out.startswith("Begun: ")
+
+
 async def test_requests_are_filtered_and_it_is_said_that_there_are_more() -> None:
     async with operator() as somebody:
         answer = await somebody.json("requests", "--state", "waiting", "--tenant", "tenant-1")

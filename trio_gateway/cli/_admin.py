@@ -296,7 +296,7 @@ def reload(context: typer.Context, as_json: AsJson = False) -> None:
 @admin.command("replace-processes")
 def replace_processes(context: typer.Context, as_json: AsJson = False) -> None:
     """Replace one process after the other by a new one, without losing a request."""
-    _act(context, "/processes/replace", as_json)
+    _act(context, "/processes/replace", as_json, "Begun: one process after the other is replaced.")
 
 
 @admin.command("log-level")
@@ -343,14 +343,14 @@ def _show(context: typer.Context, path: str, as_json: bool) -> None:
     _print_json(answer) if as_json else print_members(answer)
 
 
-def _act(context: typer.Context, path: str, as_json: bool, **arguments: Any) -> None:
+def _act(context: typer.Context, path: str, as_json: bool, done: str = "Done.", /, **arguments: Any) -> None:
     given = {name: value for name, value in arguments.items() if value is not None}
     with asking(*context.obj) as client:
         answer = client.act(path, given)
     if as_json:
         _print_json(answer)
         return
-    typer.echo("Done." if answer["done"] else "There was nothing to do.")
+    typer.echo(done if answer["done"] else "There was nothing to do.")
     both = {name: answer[name] for name in ("before", "after") if answer[name] is not None}
     if both:
         print_members(both)

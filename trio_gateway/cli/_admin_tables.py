@@ -66,7 +66,13 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Print a line for each row, below one of headings; columns are as wide as what is longest in them."""
+    """Print a line for each row, below one of headings; columns are as wide as what is longest in them.
+
+    Rows of several processes say of which they are.
+    """
+    rows = list(rows)
+    if any("process" in row for row in rows):
+        columns = (*columns, "process")
     headings = tuple(column.replace(".", " ") for column in columns)
     cells = [headings, *(tuple(shown(_at(row, column)) for column in columns) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
