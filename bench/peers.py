@@ -110,7 +110,7 @@ def counts_of(statistics: Json, name: str) -> dict[tuple[str, ...], int]:
 
 
 @contextmanager
-def engine(limit_s: int = 1800) -> Iterator[Engine]:
+def engine(limit_s: int = 2 * 3600) -> Iterator[Engine]:
     """Run the paced engine on a free port."""
     command = [str(native.program("engine")), "--limit-s", str(limit_s)]
     with Child(command, name="engine") as child:

@@ -372,6 +372,8 @@ class Fleet:
 
     def route_or_fallback(self, route: Route, allowed: Callable[[str], bool]) -> Route:
         """Answer the first of a route and its fallbacks that has a worker which could be asked."""
+        if not route.fallbacks:
+            return route
         for name in (route.model, *route.fallbacks):
             other = self.routes.get(name)
             if other is not None and (other is route or allowed(other.model)) and self._can_be_asked(other):
