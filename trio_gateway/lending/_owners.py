@@ -21,7 +21,7 @@ import trio
 from ..errors import Problem, Refused
 from ._place import Place
 
-LIMIT: Final = 1.0  # seconds for all of them; one that hangs is as one that has it not
+LIMIT: Final = 1.0  # seconds for all of them
 LONGEST: Final = 64 * 1024  # bytes of a line
 HEAD_LONGEST: Final = 1024 * 1024  # bytes of a connection that were read before it was handed over
 
@@ -116,7 +116,7 @@ class Owners:
             async with trio.open_nursery() as nursery:
 
                 async def one(number: int) -> None:
-                    said: bool | None = False  # of one that is not there
+                    said: object = False  # of one that is not there
                     with contextlib.suppress(OSError, trio.BrokenResourceError, msgspec.DecodeError):
                         async with await trio.open_unix_socket(self._place.owners_path(number)) as stream:
                             await stream.send_all(question)
@@ -125,7 +125,7 @@ class Owners:
                                 await _send(stream, connection, begun)
                                 handed.append(number)  # from here on it is the other's, whatever comes
                                 nursery.cancel_scope.cancel()
-                    if said is not None:
+                    if said is False:
                         unsure.discard(number)
 
                 for number in tuple(unsure):
