@@ -186,6 +186,7 @@ upstream = "{upstream}"
 connections = {connections}
 [admission]
 max_queued = {queue}
+max_wait = {max_wait}
 [shutdown]
 readiness_delay = 0
 grace = 1
@@ -222,6 +223,7 @@ def configuration(
     slots: int = 1024,
     workers: int = 1,
     queue: int = 4096,
+    max_wait: int = 30,
     connections: int = 8192,
     upstream: str = MODEL,
     extra: str = "",
@@ -235,6 +237,7 @@ def configuration(
         slots: of each worker.
         workers: how many there are, all of them the one engine.
         queue: requests that may wait.
+        max_wait: seconds that they may.
         connections: of clients at a time.
         upstream: what the engine calls the model.
         extra: more TOML, such as a ``[delivery]`` table.
@@ -246,6 +249,7 @@ def configuration(
         admin_port=admin_port,
         workers="".join(rows),
         queue=queue,
+        max_wait=max_wait,
         connections=connections,
         model=MODEL,
         upstream=upstream,

@@ -45,6 +45,7 @@ REQUESTS_A_SECOND: Final = 800
 WAITED_FOR_A_SECOND: Final = 400
 BESIDE: Final = 256  # streams, or connections, where the workers are counted
 SLOTS: Final = 64  # that are waited for
+MAX_WAIT: Final = 300  # seconds: who waits with 4,000 others for 40 answers a second shall not be refused
 LIMIT: Final = 1.5  # times the smallest number
 DESCRIPTORS: Final = 8_500  # of the gateway, for 4,000 streams
 ALL_DESCRIPTORS: Final = 21_000  # for 10,000 that wait
@@ -93,7 +94,8 @@ def _workers(engine: peers.Engine, options: Options, costs: Costs) -> None:
 def _waiters(engine: peers.Engine, options: Options, costs: Costs) -> None:
     most = (need_descriptors(DESCRIPTORS) - SPARE) // 2 - SLOTS
     for number in (min(number, most) for number in WAITERS):
-        with setups.start("full", engine.port, slots=SLOTS, queue=ROOM, connections=ROOM) as gateway:
+        room = {"slots": SLOTS, "queue": ROOM, "connections": ROOM, "max_wait": MAX_WAIT}
+        with setups.start("full", engine.port, **room) as gateway:
             cost = requests(gateway, engine, SLOTS + number, options, slots=SLOTS)
             _note(costs, "waiters", "request", number, cost)
 
