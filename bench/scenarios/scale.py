@@ -29,6 +29,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from .. import native, peers, setups
@@ -94,8 +95,8 @@ def _workers(engine: peers.Engine, options: Options, costs: Costs) -> None:
 def _waiters(engine: peers.Engine, options: Options, costs: Costs) -> None:
     most = (need_descriptors(DESCRIPTORS) - SPARE) // 2 - SLOTS
     for number in (min(number, most) for number in WAITERS):
-        room = {"slots": SLOTS, "queue": ROOM, "connections": ROOM, "max_wait": MAX_WAIT}
-        with setups.start("full", engine.port, **room) as gateway:
+        room = partial(setups.start, slots=SLOTS, queue=ROOM, connections=ROOM, max_wait=MAX_WAIT)
+        with room("full", engine.port) as gateway:
             cost = requests(gateway, engine, SLOTS + number, options, slots=SLOTS)
             _note(costs, "waiters", "request", number, cost)
 
