@@ -128,9 +128,11 @@ def test_a_worker_without_capacity_has_no_slot_free_from_now_on() -> None:
     assert known.free(8, 1) == 1  # one of ours has ended since
 
 
-def test_a_worker_that_was_known_to_be_full_stays_as_it_is() -> None:
+def test_a_worker_that_was_known_to_be_full_stays_as_it_is_but_that_it_turned_somebody_away() -> None:
+    """A rejection may come with a reading: without this, nobody would try before the next report."""
     known = reading(running=8)
-    assert known.rejected("capacity", "m", 101.0, slots=8, own=0) is known
+    said = known.rejected("capacity", "m", 101.0, slots=8, own=0)
+    assert said == dataclasses.replace(known, turned_away=True)
 
 
 def test_where_nothing_is_ever_read_no_count_says_full_for_ever() -> None:

@@ -167,6 +167,8 @@ class Snapshot:
 
     def _full(self, now: float, slots: int, own: int) -> Snapshot:
         """All its slots are in use now. Where nothing is ever read this would never end: no count is set."""
-        if self.source is Source.OWN or self.others + own >= slots:
+        if self.source is Source.OWN:
             return self
+        if self.others + own >= slots:
+            return replace(self, turned_away=True)
         return replace(self, running=slots, queued=0, own=own, turned_away=True, taken_at=now)
