@@ -29,7 +29,6 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final
 
 from .. import native, peers, setups
@@ -95,8 +94,9 @@ def _workers(engine: peers.Engine, options: Options, costs: Costs) -> None:
 def _waiters(engine: peers.Engine, options: Options, costs: Costs) -> None:
     most = (need_descriptors(DESCRIPTORS) - SPARE) // 2 - SLOTS
     for number in (min(number, most) for number in WAITERS):
-        room = partial(setups.start, slots=SLOTS, queue=ROOM, connections=ROOM, max_wait=MAX_WAIT)
-        with room("full", engine.port) as gateway:
+        with setups.start(
+            "full", engine.port, slots=SLOTS, queue=ROOM, connections=ROOM, max_wait=MAX_WAIT
+        ) as gateway:
             cost = requests(gateway, engine, SLOTS + number, options, slots=SLOTS)
             _note(costs, "waiters", "request", number, cost)
 

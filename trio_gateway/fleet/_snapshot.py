@@ -42,7 +42,7 @@ class Snapshot:
         taken_at: seconds, when the reading was true.
         running, queued: requests inside the engine, whoever sent them.
         own: requests of this process among them.
-        turned_away: that they fill it is what a rejection said, and no reading.
+        turned_away: a rejection said since the last reading that they fill it.
         kv_usage: share of the KV cache in use, 0 to 1; None where nothing tells.
         slots: as the worker reports; None where nothing tells.
         tokens_per_second: what it generates; None where nothing tells.
