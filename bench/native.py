@@ -7,6 +7,7 @@ and after its ``--limit-s`` whatever happens.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,10 +66,16 @@ def load(mode: str, port: int, pids: Sequence[int] = (), **options: object) -> A
 
 @contextmanager
 def loading(mode: str, port: int, pids: Sequence[int] = (), **options: object) -> Iterator[Child]:
-    """Run the load client while the block runs, beside what that does; see `load` and `result_of`."""
+    """Run the load client while the block runs, beside what that does; see `load` and `result_of`.
+
+    With the option ``processor``, a number, it runs on that one only.
+    """
     options.setdefault("limit_s", LIMIT_S)
+    processor = options.pop("processor", None)
     fixed = {"mode": mode, "port": port, "pids": ",".join(map(str, pids))}
     with Child([str(program("client")), *_arguments(fixed | options)], name="client") as client:
+        if isinstance(processor, int):
+            os.sched_setaffinity(client.pid, {processor})
         yield client
 
 

@@ -110,10 +110,12 @@ def counts_of(statistics: Json, name: str) -> dict[tuple[str, ...], int]:
 
 
 @contextmanager
-def engine(limit_s: int = 2 * 3600) -> Iterator[Engine]:
-    """Run the paced engine on a free port."""
+def engine(limit_s: int = 2 * 3600, processor: int | None = None) -> Iterator[Engine]:
+    """Run the paced engine on a free port, and on one processor only if that is named."""
     command = [str(native.program("engine")), "--limit-s", str(limit_s)]
     with Child(command, name="engine") as child:
+        if processor is not None:
+            os.sched_setaffinity(child.pid, {processor})
         yield Engine("engine", json.loads(child.read_line(5))["port"], child)
 
 
@@ -134,7 +136,7 @@ http {{
   scgi_temp_path {dir}/scgi;
   keepalive_requests 1000000;
   upstream engine {{
-    server 127.0.0.1:{engine_port};
+    {engines}
     keepalive 1024;
     keepalive_requests 1000000;
   }}
@@ -155,8 +157,8 @@ http {{
 
 
 @contextmanager
-def nginx(engine_port: int, workers: int = 1) -> Iterator[Server]:
-    """Run nginx before the engine, in so many processes; NGINX_BIN names another program."""
+def nginx(*engine_ports: int, workers: int = 1) -> Iterator[Server]:
+    """Run nginx before the engines, in so many processes; NGINX_BIN names another program."""
     path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
     binary = os.environ.get("NGINX_BIN") or shutil.which("nginx", path=path)
     if binary is None:
@@ -165,9 +167,8 @@ def nginx(engine_port: int, workers: int = 1) -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="bench-nginx-") as folder:
         user = "user root;" if os.geteuid() == 0 else ""
         config = Path(folder, "nginx.conf")
-        config.write_text(
-            NGINX.format(dir=folder, user=user, port=port, engine_port=engine_port, workers=workers)
-        )
+        engines = " ".join(f"server 127.0.0.1:{each};" for each in engine_ports)
+        config.write_text(NGINX.format(dir=folder, user=user, port=port, engines=engines, workers=workers))
         with Child([binary, "-p", folder, "-c", str(config)], name="nginx", talks=False) as child:
             wait_ready(child, port, "/health")
             yield Server("nginx", port, child)

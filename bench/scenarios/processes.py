@@ -8,10 +8,14 @@ Load        paced: 200 streams for each process, one event each 20 ms, a window 
             process, answers of 1 KB after 10 to 30 ms, slots for all of them. waiting: 64 in all and
             16 slots, so that requests wait and slots go from process to process. rush: 64 connections,
             answers without delay: as many as can be served.
-Engines     bench/native/engine.c, one for all; engine and client run beside the gateways, alike for each.
+Engines     bench/native/engine.c, two, with half of the slots each. Each of two processors has an engine
+            and a client with half of the load, which run nowhere else, so that both are alike for a
+            gateway's process. With one engine and one client, a process beside the engine pays 1.2 times
+            what one beside the client does, since each write has to wake the other processor; one
+            process moves to where it is cheap, and of two one can not.
 Measures    user + system CPU of all of the gateway's processes, the supervisor included, for each token
-            or answer that the client read in the window; answers a second in the rush, where all share
-            the machine's processors with engine and client. Slots as operators see them, and whether
+            or answer that the clients read in the window; answers a second in the rush, where all share
+            the machine's processors with engines and clients. Slots as operators see them, and whether
             the accounts are right afterwards. (That an engine with as many slots never has to refuse is
             a test, tests/e2e/test_processes.py.)
 Baseline    one process, in the same run; runs are interleaved, every second one turned round. Beside it
@@ -20,7 +24,7 @@ Baseline    one process, in the same run; runs are interleaved, every second one
 Expect      a token in two processes: at most 1.1 times one, with the same load for each and with the
             same load in all. A request: at most 1.1 times with
             "split", 1.4 times with "shared". Slots as in one. The rush is reported only.
-Run         make bench SCENARIO=processes     (7 min on 2 cores)
+Run         make bench SCENARIO=processes     (15 min on 2 cores)
 Output      bench/results/<date>-processes-<commit>.json, with machine facts.
 """
 
@@ -29,10 +33,10 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from .. import native, peers
 from ..command import Options, main, progress
@@ -42,6 +46,7 @@ from ..report import Check, Report, with_quartiles
 STREAMS: Final = 200
 CONNECTIONS: Final = 64
 FEW_SLOTS: Final = 16
+PLACES: Final = 2  # processors that have an engine and a client each
 PACE_US: Final = 20_000
 PREFIX: Final = "TRIO_GATEWAY__SERVER__"
 SETUPS: Final[dict[str, dict[str, str]]] = {
@@ -80,12 +85,18 @@ def _variables(settings: dict[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _gateway(name: str, engine: peers.Engine, slots: int) -> Iterator[peers.Gateway]:
-    """Run a setup, and wait until all of its processes serve."""
+def _gateway(name: str, engines: Sequence[peers.Engine], slots: int) -> Iterator[peers.Gateway]:
+    """Run a setup before engines with so many slots together; wait until all of its processes serve."""
     settings = SETUPS[name]
+    first, *others = engines
+    each = slots // len(engines)
+    more = "".join(
+        peers.WORKER.format(id=f"other-{number}", engine_port=other.port, kind="openai", slots=each)
+        for number, other in enumerate(others)
+    )
     with ExitStack() as stack:
         with _variables(settings):
-            started = stack.enter_context(peers.gateway(engine.port, slots=slots))
+            started = stack.enter_context(peers.gateway(first.port, slots=each, extra=more))
         gateway = replace(started, name=name)
         wanted = _processes(name)
 
@@ -106,14 +117,13 @@ def run(options: Options) -> Report:
     found: dict[str, dict[str, list[float]]] = {name: {} for name in SETUPS}
     slots: dict[str, list[int]] = {name: [] for name in SETUPS}
     plain: dict[int, dict[str, list[float]]] = {1: {}, 2: {}}
+    places = _places()
     with ExitStack() as stack:
-        engine = stack.enter_context(peers.engine())
-        wide = {name: stack.enter_context(_gateway(name, engine, 1024)) for name in SETUPS}
-        narrow = {name: stack.enter_context(_gateway(name, engine, FEW_SLOTS)) for name in SETUPS}
-        relays = {
-            1: stack.enter_context(peers.nginx(engine.port)),
-            2: stack.enter_context(peers.nginx(engine.port, 2)),
-        }
+        engines = [stack.enter_context(peers.engine(processor=place)) for place in places]
+        ports = [engine.port for engine in engines]
+        wide = {name: stack.enter_context(_gateway(name, engines, 1024)) for name in SETUPS}
+        narrow = {name: stack.enter_context(_gateway(name, engines, FEW_SLOTS)) for name in SETUPS}
+        relays = {count: stack.enter_context(peers.nginx(*ports, workers=count)) for count in (1, 2)}
         for turn in range(options.runs):
             for count, relay in relays.items():
                 for what, streams in ((PACED, STREAMS * count), (SAME_LOAD, STREAMS)):
@@ -139,14 +149,43 @@ def _processes(name: str) -> int:
     return int(SETUPS[name].get("PROCESSES", "1"))
 
 
-def _paced(gateway: peers.Server, options: Options, streams: int) -> float:
-    ramp_us, warm_ms, window_ms = 5000, 500, options.some(6000)
-    tokens = (streams * ramp_us * 2 + (warm_ms + window_ms) * 1000) // PACE_US + 50
-    answer = native.load(
+def _places() -> list[int]:
+    """Answer the processors that are given an engine and a client each.
+
+    Raises:
+        BenchError: there are fewer.
+    """
+    found = sorted(os.sched_getaffinity(0))[:PLACES]
+    if len(found) < PLACES:
+        raise BenchError(f"needs {PLACES} processors, and may use {len(found)}")
+    return found
+
+
+def _load(mode: str, server: peers.Server, streams: int, **options: object) -> list[native.Answer]:
+    """Let a client on each of the processors have its part of the streams; answer what each measured.
+
+    Raises:
+        BenchError: a client failed.
+    """
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(
+                native.loading(
+                    mode, server.port, server.pids, processor=place, streams=streams // PLACES, **options
+                )
+            )
+            for place in _places()
+        ]
+        return [native.result_of(client) for client in clients]
+
+
+def _paced(server: peers.Server, options: Options, streams: int) -> float:
+    ramp_us, warm_ms, window_ms = 5000 * PLACES, 500, options.some(6000)
+    tokens = (streams // PLACES * ramp_us * 2 + (warm_ms + window_ms) * 1000) // PACE_US + 50
+    answers = _load(
         "stream",
-        gateway.port,
-        gateway.pids,
-        streams=streams,
+        server,
+        streams,
         tokens=tokens,
         pace_us=PACE_US,
         ramp_us=ramp_us,
@@ -154,46 +193,32 @@ def _paced(gateway: peers.Server, options: Options, streams: int) -> float:
         window_ms=window_ms,
         measured=0,
     )
-    _all_good(gateway, answer, streams)
-    return float(sum(answer["cpu_ns"]) / answer["tokens"] / 1000)
+    _all_good(server, answers, streams)
+    # Each of them read the CPU clocks around its own window, which is as long and began as soon.
+    cpu = sum(sum(answer["cpu_ns"]) for answer in answers) / PLACES
+    return float(cpu / sum(answer["tokens"] for answer in answers) / 1000)
 
 
 def _buffered(gateway: peers.Gateway, options: Options, connections: int) -> float:
-    requests, warm = options.some(4000), options.some(400)
+    requests, warm = options.some(4000) // PLACES, options.some(400) // PLACES
     before = cpu_ns(gateway.pids)
-    answer = native.load(
-        "buffered",
-        gateway.port,
-        gateway.pids,
-        streams=connections,
-        requests=requests,
-        warm=warm,
-        delay_us=20_000,
-        vary=1,
-    )
-    _all_good(gateway, answer, requests + warm)
-    return (cpu_ns(gateway.pids) - before) / (requests + warm) / 1000
+    answers = _load("buffered", gateway, connections, requests=requests, warm=warm, delay_us=20_000, vary=1)
+    asked = (requests + warm) * PLACES
+    _all_good(gateway, answers, asked)
+    return (cpu_ns(gateway.pids) - before) / asked / 1000
 
 
 def _rush(gateway: peers.Gateway, options: Options) -> float:
-    requests = options.some(4000)
-    answer = native.load(
-        "buffered",
-        gateway.port,
-        gateway.pids,
-        streams=CONNECTIONS,
-        requests=requests,
-        warm=options.some(400),
-        delay_us=0,
-    )
-    return float(requests / answer["window_ns"] * 1e9)
+    requests, warm = options.some(4000) // PLACES, options.some(400) // PLACES
+    answers = _load("buffered", gateway, CONNECTIONS, requests=requests, warm=warm, delay_us=0)
+    return float(sum(requests / answer["window_ns"] * 1e9 for answer in answers))
 
 
-def _all_good(gateway: peers.Server, answer: dict[str, Any], asked: int) -> None:
-    if answer["good"] != asked or answer["leftover_bytes"]:
-        raise BenchError(
-            f"{gateway.name}: of {asked} answers {answer['good']} were whole: {answer['broken']}"
-        )
+def _all_good(server: peers.Server, answers: Sequence[native.Answer], asked: int) -> None:
+    good = sum(answer["good"] for answer in answers)
+    if good != asked or any(answer["leftover_bytes"] for answer in answers):
+        broken = [answer["broken"] for answer in answers]
+        raise BenchError(f"{server.name}: of {asked} answers {good} were whole: {broken}")
 
 
 def _slots(gateway: peers.Gateway) -> int:

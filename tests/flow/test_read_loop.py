@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import os
 import socket
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_gateway.flow import EpollPoller, ReadLoop
-from trio_gateway.flow._read_loop import GATHER, GATHER_OF_SEVERAL, STEPS_A_TURN, TURN
+from trio_gateway.flow._read_loop import GATHER, GATHER_OF_SEVERAL, LAST_STEPS, STEPS_A_TURN, TURN
 from trio_gateway.testing import FakePoller, until
 
 
@@ -352,7 +353,7 @@ async def test_a_turn_is_short_while_others_work_and_a_third_of_theirs_up_to_a_b
 
     async def run() -> int:
         async with looping() as (loop, poller, nursery):
-            streams = [Stream(loop, poller) for _ in range(40)]
+            streams = [Stream(loop, poller) for _ in range(60)]
             counted = Steps(streams)
             trio.lowlevel.add_instrument(counted)
             await ready_and_slow(streams, clock, 0.00041, nursery)
@@ -361,27 +362,48 @@ async def test_a_turn_is_short_while_others_work_and_a_third_of_theirs_up_to_a_b
                 await trio.lowlevel.checkpoint()
             trio.lowlevel.remove_instrument(counted)
             nursery.cancel_scope.cancel()
-            _, *later, _ = (taken for taken in counted.each if taken)
-            return told(later)
+            turns = [taken for taken in counted.each if taken]
+            before_last = bisect.bisect(list(itertools.accumulate(turns)), len(streams) - LAST_STEPS)
+            return told(turns[1:before_last])
 
     assert await trio.to_thread.run_sync(lambda: trio.run(run, clock=clock)) in steps
 
 
-async def test_a_turn_ends_after_a_millisecond_even_if_few_streams_were_read() -> None:
+def test_a_turn_ends_after_a_millisecond_even_if_few_streams_were_read() -> None:
+    assert steps_of_turns(streams=20, seconds=0.0004) == [1, 3, 3, 3, 4, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("streams", "seconds", "steps"),
+    [
+        (17, 0.00003, [17]),
+        (18, 0.00003, [9, 9]),
+        (9, 0.00024, [3, 6]),
+        (10, 0.00024, [3, 6, 1]),
+        (9, 0.03, [1] * 9),
+    ],
+)
+def test_the_last_steps_are_taken_in_the_same_turn_if_they_are_few_and_quick(
+    streams: int, seconds: float, steps: list[int]
+) -> None:
+    assert steps_of_turns(streams, seconds) == steps
+
+
+def steps_of_turns(streams: int, seconds: float) -> list[int]:
+    """How many steps each turn of the loop had, if so many streams are ready whose steps take so long."""
     clock = MockClock()
 
     async def run() -> list[int]:
         async with looping() as (loop, poller, nursery):
-            slow = [Stream(loop, poller) for _ in range(10)]
+            slow = [Stream(loop, poller) for _ in range(streams)]
             steps = Steps(slow)
             trio.lowlevel.add_instrument(steps)
-            await ready_and_slow(slow, clock, 0.0004, nursery)
+            await ready_and_slow(slow, clock, seconds, nursery)
             await until(lambda: all(stream.taken for stream in slow))
             trio.lowlevel.remove_instrument(steps)
-            return steps.each
+            return [each for each in steps.each if each]
 
-    each = await trio.to_thread.run_sync(lambda: trio.run(run, clock=clock))
-    assert max(each) == 3
+    return trio.run(run, clock=clock)
 
 
 async def test_a_lone_stream_is_read_at_once_and_dense_ones_are_gathered(autojump_clock: MockClock) -> None:

@@ -15,7 +15,8 @@ The rules that make that safe:
 - After 64 steps, or a quarter of a millisecond, all other tasks have their turn: a request is four turns from
   its first token. If they had nothing to do lately, the next turn may take a millisecond; if they had, it
   is as short, or a third of what they took, up to 4 ms: else a rush of requests, half a millisecond each,
-  would leave tokens a tenth of the core.
+  would leave tokens a tenth of the core. The last few steps may take a quarter of a millisecond more, since a
+  turn of their own costs as much as they do.
 - Where tokens come densely, the loop waits a millisecond before it looks again, so that one look finds
   several; what came while it read them can wait with the others. A lone stream never waits. Each of several
   processes, which share the tokens of one, waits three.
@@ -37,6 +38,7 @@ STEPS_A_TURN: Final = 64
 TURN: Final = 1 * MILLISECONDS
 SHORT_TURN: Final = 0.25 * MILLISECONDS
 SHORT_FOR: Final = 3 * MILLISECONDS  # after others had work: what they asked for comes soon
+LAST_STEPS: Final = 8  # of what was ready, for which a turn may take SHORT_TURN longer
 LONGEST_TURN: Final = 4 * MILLISECONDS
 SHARE: Final = 1 / 3  # of what the others took, that a turn may take at least
 OTHERS_WORK: Final = 0.05 * MILLISECONDS  # that they took for their turn, from which on they had work
@@ -234,8 +236,8 @@ class ReadLoop:
         clock = trio.lowlevel.current_clock().current_time
         now = clock()
         end = now + self._turn
-        for attached in ready:
-            if now >= end:
+        for left, attached in zip(range(len(ready), 0, -1), ready, strict=True):
+            if now >= end and (left > LAST_STEPS or now >= end + SHORT_TURN):
                 await self._let_others()
                 now = clock()
                 end = now + self._turn
