@@ -22,6 +22,7 @@ import trio
 
 from ..contract import InternalRequest, LenderPort, Worker
 from ..errors import Problem, Refused
+from ._alike import Alike
 from ._drain_rate import DrainRate
 from ._estimate import Estimates
 from ._loans import Loans, slots_of, tenant_of, tier_of
@@ -29,6 +30,7 @@ from ._returns import JITTER, SOONEST, Returns
 from ._scheduler import Scheduler
 
 Kind = tuple[str, int, bool, frozenset[str]]  # see `_kind_of`
+_NO_KIND: Final[Kind] = "", 0, False, frozenset()
 
 TIERS: Final = ("interactive", "standard", "batch")
 PATIENCE: Final = 0.02  # seconds for the lender to call back what another process keeps and does not use
@@ -296,6 +298,7 @@ class Ticket:
         self.size: Final = request.size
         self.limit = limit  # when max_wait or the deadline is over
         self.without: frozenset[str] = frozenset()
+        self.kind: Kind = _NO_KIND  # while it waits
         self.last: Problem | None = None
         self._granted: Lease | None = None
         self._refused: Problem | None = None
@@ -391,15 +394,13 @@ class Looked:
     Attributes:
         full: kinds for which no worker has room, each with the first that was found of it.
         waiting: how many of each of them could be placed if there were.
-        times: when the first worker may be tried for a kind, as `Slots.tries_at` tells it.
     """
 
-    __slots__ = ("full", "times", "waiting")
+    __slots__ = ("full", "waiting")
 
     def __init__(self) -> None:
         self.full: dict[Kind, Ticket] = {}
         self.waiting: Counter[Kind] = Counter()
-        self.times: dict[Kind, float | None] = {}
 
 
 def _kind_of(ticket: Ticket) -> Kind:
@@ -442,6 +443,7 @@ class Admission:
         self._drain = drain
         self._dice = dice
         self.note_held = held
+        self._alike: Alike[Ticket] = Alike()
         self._queue: Scheduler[Ticket] = Scheduler(
             len(TIERS), limits.promote_after, lambda tenant: self._shares[tenant].weight
         )
@@ -635,6 +637,7 @@ class Admission:
         if ticket.queued:
             ticket.queued = False
             self._queue.remove(ticket)
+            self._alike.remove(ticket)
             self._unbounded.pop(ticket.number, None)
 
     def waited_too_long(self, ticket: Ticket) -> Problem:
@@ -686,11 +689,11 @@ class Admission:
             self._looked_at = trio.current_time()
             self._queue.promote(self._looked_at)
             self._follow_pools()
+            self._release_hopeless()
             if self._ask is None:
-                for pool in self._queue.pools():
-                    while self._serve(pool):
-                        pass
-            self._release_all_hopeless()
+                self._place_all()
+                while self._release_hopeless():  # a trial was placed: others have to wait for what it tells
+                    self._place_all()
         if self._loans is not None:
             self._settle_loans(self._loans)
         if self._ask is not None:
@@ -698,6 +701,11 @@ class Admission:
         # To set it costs more than all of the above, as long as nobody waits.
         if self._nap is not None and (due := self._next_due()) < self._nap.deadline:
             self._nap.deadline = due
+
+    def _place_all(self) -> None:
+        for pool in self._queue.pools():
+            while self._serve(pool):
+                pass
 
     def _follow_pools(self) -> None:
         """Let waiters stand where their model's workers are: in a pool of the past no tier comes first."""
@@ -971,45 +979,24 @@ class Admission:
 
     def _serve_line(self, line: Iterable[Ticket], looked: Looked) -> bool:
         """Place the first of a line that can be placed; answers whether one was."""
-        for ticket in tuple(line):
-            kind = _kind_of(ticket)
+        for ticket in line:
+            kind = ticket.kind
             if kind not in looked.full:
                 if self._place(ticket):
                     return True
                 looked.full[kind] = ticket
-            if self._is_too_late(ticket, looked) and self._hopeless(ticket):
-                return True
             looked.waiting[kind] += 1
             if not ticket.without:  # whoever stands behind it can not be placed either
                 looked.waiting[kind] += self._queue.line_length(ticket) - 1
-                return self._release_hopeless(line, looked)
+                return False
         return False
 
-    def _is_too_late(self, ticket: Ticket, looked: Looked) -> bool:
-        """Whether no worker can be tried before the time of a waiter is up."""
-        kind = _kind_of(ticket)
-        if kind not in looked.times:
-            looked.times[kind] = self._slots.tries_at(ticket.request, ticket.without)
-        at = looked.times[kind]
-        return at is None or ticket.limit <= at
+    def _release_hopeless(self) -> bool:
+        """Refuse whoever no worker can come for in time, wherever it stands; answers whether any was."""
+        return sum(self._hopeless(ticket) for ticket in self._alike.too_late(self._tries_at)) > 0
 
-    def _release_all_hopeless(self) -> None:
-        """Refuse whoever no worker can come for in time, wherever it stands."""
-        if self._slots.next_opening(self._looked_at) is None and all(
-            self._slots.tries_at(waiter.request, frozenset()) is not None
-            for waiter in self._queue.one_of_each_model()
-        ):
-            return
-        looked = Looked()
-        for line in self._queue.all_lines():
-            self._release_hopeless(line, looked)
-
-    def _release_hopeless(self, line: Iterable[Ticket], looked: Looked) -> bool:
-        """Refuse those of a line whose time is up before an outage is; answers whether there were any."""
-        too_late = [ticket for ticket in line if self._is_too_late(ticket, looked)]
-        for ticket in too_late:
-            self._hopeless(ticket)
-        return bool(too_late)
+    def _tries_at(self, ticket: Ticket) -> float | None:
+        return self._slots.tries_at(ticket.request, ticket.without)
 
     def _place(self, ticket: Ticket, now: float | None = None) -> bool:
         if self._ask is not None:
@@ -1079,7 +1066,9 @@ class Admission:
 
     def _add(self, ticket: Ticket) -> None:
         ticket.queued = True
+        ticket.kind = _kind_of(ticket)
         self._queue.add(ticket, trio.current_time())
+        self._alike.add(ticket)
         if ticket.unbounded is not None and self._loans is not None:
             self._unbounded[ticket.number] = ticket
             ticket.judged_with = self._loans.lender.ask()
