@@ -193,7 +193,7 @@ class Line:
 
     Attributes:
         pool, tier: of the group in which its tenant is compared with others.
-        alike: how many, from the first, need the same of the same workers.
+        alike: how many, from the first, need the same of the same workers, as far as it was asked.
         cost: tokens for its tenant's weight that the first will probably be charged.
     """
 
@@ -409,6 +409,11 @@ def _kind_of(ticket: Ticket) -> Kind:
     return request.model, _choices(request), request.last_try, ticket.without
 
 
+def _count_alike(line: Iterable[Ticket], kind: Kind) -> int:
+    """How many of a line are of a kind, before the first that is not."""
+    return sum(1 for _ in itertools.takewhile(lambda ticket: ticket.kind == kind, line))
+
+
 def _choices(request: InternalRequest) -> int:
     return request.n if request.operation.choices else 1
 
@@ -501,14 +506,16 @@ class Admission:
         """With what everybody is refused; None: nobody is for that."""
         return self._outage
 
-    def lines(self) -> list[Line]:
-        """Tell who could be placed if there were slots; refuses those for whom nothing can come."""
+    def lines(self, most: int) -> list[Line]:
+        """Tell who could be placed if there were slots, of each line at most so many.
+
+        Refuses those for whom nothing can come.
+        """
         found = []
         for pool, tier, group in self._queue.all_groups():
             for tenant, model, line in tuple(group.named_lines()):
                 if not self._is_held_back(tenant) and line and not self._hopeless(first := line[0]):
-                    kind = _kind_of(first)
-                    alike = sum(1 for _ in itertools.takewhile(lambda t: _kind_of(t) == kind, line))  # noqa: B023
+                    alike = _count_alike(itertools.islice(line, most), first.kind)
                     cost = self._estimates.expected(first.request) / self._shares[tenant].weight
                     found.append(Line(pool, tier, tenant, model, first.request, first.without, alike, cost))
         return found
@@ -517,12 +524,16 @@ class Admission:
         """Place the first of a line at a worker, whose slots it was granted; False: it has no use."""
         if self._is_held_back(line.tenant):
             return False
+        of_no_use: set[Kind] = set()
         for tickets in tuple(self._queue.group(line.pool, line.tier).line(line.tenant, line.model)):
             for ticket in tickets:
+                if ticket.kind in of_no_use:
+                    continue
                 found = self._slots.open_worker(ticket.request, ticket.without, worker)
-                if found is not None and _kind_of(ticket)[1] == _choices(line.first):
+                if found is not None and _choices(ticket.request) == _choices(line.first):
                     self._hold(ticket, found)
                     return True
+                of_no_use.add(ticket.kind)
         return False
 
     def holding(self) -> dict[tuple[str, int], int]:

@@ -114,7 +114,7 @@ class Sharing:
             if self._most_of(tier) < 1:
                 have[_tier(pool, tier)] = slots
         want = {}
-        for line in self._admission.lines():
+        for line in self._admission.lines(MOST_AT_ONCE):
             if (wanted := self._want(line)) is not None:
                 key = f"{line.tier}|{line.pool}|{line.tenant}|{line.model}"
                 want[key], self._lines[key] = wanted, line
@@ -134,7 +134,7 @@ class Sharing:
         slots = slots_for(line.first, best or workers[0])
         bound = self._admission.share_of(line.tenant).max_concurrency
         return Want(
-            count=min(line.alike, MOST_AT_ONCE),
+            count=line.alike,
             tier=line.tier,
             group=_group(line.pool, line.tier),
             tenant=line.tenant,
