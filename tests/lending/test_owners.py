@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -138,6 +140,40 @@ async def test_while_a_process_hangs_nobody_knows_that_an_answer_is_not_there(tm
             hanging.listen()
             with pytest.raises(Refused, match="queue_full"):
                 await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
+
+
+async def test_a_process_that_too_many_ask_may_have_an_answer(tmp_path: Path) -> None:
+    path = str(tmp_path / "owners-1.sock")
+    async with three(tmp_path) as found:
+        (tmp_path / "owners-1.sock").unlink()
+        with contextlib.ExitStack() as stack:
+            accepted = stack.enter_context(socket.socket())
+            hanging = stack.enter_context(socket.socket(socket.AF_UNIX))
+            hanging.bind(path)
+            hanging.listen(0)
+            errors = [0]
+            while errors[-1] == 0:
+                asking = stack.enter_context(socket.socket(socket.AF_UNIX))
+                asking.setblocking(False)
+                errors.append(asking.connect_ex(path))
+            assert errors[-1] == errno.EAGAIN  # its backlog is full
+            with pytest.raises(Refused, match="queue_full"):
+                await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
+
+
+async def test_a_process_that_ends_while_it_is_asked_may_have_an_answer(tmp_path: Path) -> None:
+    async def end(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+
+    async with three(tmp_path) as found, trio.open_nursery() as nursery:
+        (tmp_path / "owners-1.sock").unlink()
+        with trio.socket.socket(socket.AF_UNIX) as sock, socket.socket() as accepted:
+            await sock.bind(str(tmp_path / "owners-1.sock"))
+            sock.listen()
+            await nursery.start(trio.serve_listeners, end, [trio.SocketListener(sock)])
+            with pytest.raises(Refused, match="queue_full"):
+                await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_permit_is_given_back_if_the_connection_does_not_come(tmp_path: Path) -> None:

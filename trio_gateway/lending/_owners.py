@@ -116,17 +116,20 @@ class Owners:
             async with trio.open_nursery() as nursery:
 
                 async def one(number: int) -> None:
-                    said: object = False  # of one that is not there
-                    with contextlib.suppress(OSError, trio.BrokenResourceError, msgspec.DecodeError):
+                    try:
                         async with await trio.open_unix_socket(self._place.owners_path(number)) as stream:
                             await stream.send_all(question)
                             said = msgspec.json.decode(await _line(stream))
+                            if said is False:
+                                unsure.discard(number)
                             if said is True and not handed:
                                 await _send(stream, connection, begun)
                                 handed.append(number)  # from here on it is the other's, whatever comes
                                 nursery.cancel_scope.cancel()
-                    if said is False:
-                        unsure.discard(number)
+                    except (FileNotFoundError, ConnectionRefusedError):
+                        unsure.discard(number)  # there is no such process now
+                    except (OSError, trio.BrokenResourceError, msgspec.DecodeError):
+                        pass  # too many ask it, or it ended meanwhile, or descriptors are short
 
                 for number in tuple(unsure):
                     nursery.start_soon(one, number)
