@@ -2,18 +2,22 @@
 
 A bench whose client accepts a cut answer measures a proxy that cuts answers as fast.
 Each case is served whole and byte by byte, so that every split of the framing is met.
+And does the engine serve one paced answer after the other on a kept connection, those of one token too?
 
 Run: ``.venv/bin/python -m bench.selftest`` (about a second; exit status 1 on a miss).
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import socket
 import sys
 import threading
 from typing import Final
 
-from . import native
+from . import native, peers
 
 TOKENS: Final = 3
 HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -81,16 +85,37 @@ def said_of(answer: bytes, step: int) -> str | None:
     return next(iter(found["broken"]), None)
 
 
+def engine_serves(*connections: tuple[int, ...]) -> bool:
+    """Ask the engine for paced streams of so many tokens on kept connections; answer whether all came."""
+    with peers.engine(limit_s=10) as engine, contextlib.ExitStack() as stack:
+        for lengths in connections:
+            connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=5)
+            stack.callback(connection.close)
+            for tokens in lengths:
+                asked = {"stream": True, "bench_tokens": tokens, "bench_pace_us": 20_000}
+                try:
+                    connection.request("POST", "/v1/chat/completions", json.dumps(asked))
+                    told = connection.getresponse().read()
+                except (OSError, http.client.HTTPException):
+                    return False
+                if told.count(b'"content":" t') != tokens:
+                    return False
+    return True
+
+
 def main() -> int:
     """Serve every case; answer the exit status."""
     missed = 0
+    if not engine_serves((1, 3), (3,)):
+        missed += 1
+        print("the engine did not serve all answers")
     for name, (answer, expected) in CASES.items():
         for step in (len(answer), 1):
             said = said_of(answer, step)
             if said != expected:
                 missed += 1
                 print(f"{name}, {step} bytes at a time: said {said!r}, should say {expected!r}")
-    print(f"{2 * len(CASES)} answers, {missed} misjudged")
+    print(f"{2 * len(CASES)} answers and an engine, {missed} misjudged")
     return 1 if missed else 0
 
 

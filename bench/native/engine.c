@@ -458,7 +458,7 @@ static void start_answer(struct conn *c, const char *body, size_t n)
     }
     c->state = STREAMING;
     c->allowed = c->pace ? 1 : c->tokens;
-    if (c->pace) {
+    if (c->allowed < c->tokens) {
         c->due += c->pace;
         heap_add(c);
     }
