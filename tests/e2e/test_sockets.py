@@ -341,7 +341,7 @@ async def test_acknowledging_what_was_not_sent_ends_the_socket() -> None:
 
 async def test_of_32_streams_one_that_stalls_ends_alone_and_the_others_go_on() -> None:
     streams = 32
-    limits = {"stall_timeout": 0.5}
+    limits = {"stall_timeout": 3}  # on a busy machine the others take their time
     async with (
         sockets(counting(300), delivery=limits, worker={"slots": streams + 1}) as (gateway, _),
         opened(gateway) as client,
