@@ -201,6 +201,8 @@ def spoken_tls(exc: BaseException | None) -> str:
         return f"it does not accept our certificate: {alert}" if refused else f"it sent the alert {alert}"
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return "it shows no certificate"
+    if reason == "HTTP_REQUEST":
+        return "it speaks HTTP without TLS"
     if reason == "UNEXPECTED_EOF_WHILE_READING":
         return "it closed the connection, as some do that do not accept our certificate"
     return words

@@ -434,11 +434,11 @@ class Gateway:
         internal = self.settings.internal
         if internal.bind and internal.join_token is not None:
             app = make_internal_app(self.registrations, internal.join_token.get_secret_value())
-            binds = tuple(map(str, internal.bind))
-            if self._place is not None:
-                binds = (f"unix:{self._place.internal_path}",)
+            binds, tls = tuple(map(str, internal.bind)), self.inner_tls
+            if self._place is not None:  # the supervisor has verified who speaks, and passes it on
+                binds, tls = (f"unix:{self._place.internal_path}",), None
             self.internal_addresses = await nursery.start(
-                serve_admin, app, binds, self.report_bug, MOST_AGENTS, self.inner_tls, self._note_handshake
+                serve_admin, app, binds, self.report_bug, MOST_AGENTS, tls, self._note_handshake
             )
 
     async def _stopped(self, nursery: trio.Nursery, signals: AsyncIterator[int]) -> None:

@@ -180,7 +180,8 @@ async def test_each_gateway_is_told_by_itself(autojump_clock: MockClock) -> None
             for secret in ("1" * 32, "2" * 32):
                 answer = await run.answer("POST", "/internal/v1/requests/a/1/cancel", {}, secret=secret)
                 assert answer.status == 404
-            assert run.events("gateway_unreachable")
+            (detail,) = {event["detail"] for event in run.events("gateway_unreachable")}
+            assert detail == f"ConnectError: all attempts to connect to 127.0.0.1:{port} failed"
             run.agent.drain()
             await run.over.wait()
             for gateway in (one, other):

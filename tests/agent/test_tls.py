@@ -140,7 +140,7 @@ async def test_who_speaks_in_clear_text_or_not_at_all_is_let_go(
             await until(lambda: len(reasons(run)) == 1)
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             assert await stream.receive_some() == b""
-        assert reasons(run) == ["http request", "no handshake within 0.1 s"]
+        assert reasons(run) == ["it speaks HTTP without TLS", "no handshake within 0.1 s"]
 
 
 async def test_without_an_authority_the_secret_is_enough(ours: Authority) -> None:

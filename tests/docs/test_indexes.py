@@ -53,3 +53,15 @@ def test_the_glossary_is_in_order_and_defines_each_word_once() -> None:
 def test_the_first_commands_of_the_readme_are_the_demo_and_the_tests() -> None:
     first = blocks((ROOT / "README.md").read_text("utf-8"), "console")[0]
     assert first == "$ make demo\n$ make test\n"
+
+
+def test_no_table_is_torn_apart() -> None:
+    """What follows an empty line is a table of its own, and without a line below its head none at all."""
+    pages = {path: f"\n{path.read_text('utf-8')}" for path in DOCS.rglob("*.md")}
+    torn = [
+        f"{path.relative_to(DOCS)}: {row}"
+        for path, text in pages.items()
+        for row, below in re.findall(r"^(?!\|).*\n(\|.*)\n(.*)", text, re.MULTILINE)
+        if not re.fullmatch(r"\|(?: ?:?-+:? ?\|)+", below)
+    ]
+    assert not torn

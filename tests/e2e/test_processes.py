@@ -13,9 +13,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import trio
 
 from tests.admin.test_workers import TOKEN
+from tests.agent.authority import Authority
 from tests.agent.rig import running
 from tests.e2e.process import COMMAND, GatewayProcess, process_serving
 from tests.e2e.serving import configuration, parse_address, tenant
@@ -418,19 +420,36 @@ async def test_a_gateway_whose_processes_can_not_start_ends_and_says_why(tmp_pat
     assert b"File exists" in ended.stderr
 
 
-async def test_a_worker_registers_with_all_processes_and_with_one_that_comes_later(tmp_path: Path) -> None:
-    engine = SimulatedEngine(("m1",), limits=Limits(slots=2), speed=FAST)
-    (tmp_path / "token").write_text(TOKEN)
-    internal = {"bind": ["127.0.0.1:0"], "join_token_file": "token"}
-    async with processes(folder=tmp_path, workers=[], models=[], internal=internal) as gateway:
+@asynccontextmanager
+async def registered(
+    folder: Path, *, by_tls: bool = False, slots: int = 2, **sections: Any
+) -> AsyncIterator[Processes]:
+    """A gateway of two processes whose one worker has registered."""
+    engine = SimulatedEngine(("m1",), limits=Limits(slots=slots), speed=FAST)
+    (folder / "token").write_text(TOKEN)
+    internal: dict[str, Any] = {"bind": ["127.0.0.1:0"], "join_token_file": "token"}
+    shown: dict[str, Any] = {}
+    if by_tls:
+        authority = Authority(folder, "ours")
+        internal["tls"] = {**authority.issue("gateway"), "ca": authority.ca}
+        shown = {**authority.issue("agent"), "ca": authority.ca}
+    async with processes(folder=folder, workers=[], models=[], internal=internal, **sections) as gateway:
         (line,) = [line for line in gateway.gateway.lines if line["event"] == "listening"]
         registering = {"gateways": tuple(line["internal"]), "join_token": TOKEN, "secret": None}
-        async with running(engine, worker_id="gpu", **registering):
+        async with running(engine, worker_id="gpu", **registering, **shown):
             ready = lambda found: [each["ready"] for each in found["workers"]] == [True]  # noqa: E731
             await gateway.until(ready, "workers")
             await gateway.served_by_all()
-            (first, *_) = (await gateway.read("statistics"))["processes"]
-            os.kill(first["pid"], signal.SIGKILL)
-            await gateway.gateway.logged("process_ended")
-            await gateway.until(lambda found: all(each["ready"] for each in found["processes"]), "statistics")
-            await gateway.served_by_all()
+            yield gateway
+
+
+@pytest.mark.parametrize("by_tls", [False, True], ids=["clear", "tls"])
+async def test_a_worker_registers_with_all_processes_and_with_one_that_comes_later(
+    tmp_path: Path, by_tls: bool
+) -> None:
+    async with registered(tmp_path, by_tls=by_tls) as gateway:
+        (first, *_) = (await gateway.read("statistics"))["processes"]
+        os.kill(first["pid"], signal.SIGKILL)
+        await gateway.gateway.logged("process_ended")
+        await gateway.until(lambda found: all(each["ready"] for each in found["processes"]), "statistics")
+        await gateway.served_by_all()

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 import trio
 
-from tests.e2e.test_processes import STREAM, Processes, processes, refusing_engine
+from tests.e2e.test_processes import STREAM, Processes, processes, refusing_engine, registered
 from trio_gateway.testing import RawClient, WaitFor, chat_request, open_engine, until
 
 CLIENTS: Final = 16
@@ -114,6 +114,30 @@ async def test_processes_are_replaced_one_after_the_other_and_no_request_is_lost
         gateway.gateway.send(signal.SIGTERM)
         assert await gateway.gateway.exit_code() == 0
         assert not [line for line in gateway.gateway.lines if line["event"] in ("bug", "process_ended")]
+
+
+async def test_a_worker_that_registered_is_missing_in_no_process_that_takes_the_place_of_another(
+    tmp_path: Path,
+) -> None:
+    async with registered(tmp_path, slots=4, shutdown=SHUTDOWN) as gateway:
+        load = Load(gateway)
+        async with trio.open_nursery() as nursery:
+            for number in range(CLIENTS):
+                nursery.start_soon(load.client, number)
+            gateway.gateway.send(signal.SIGUSR2)
+            await gateway.gateway.logged("replaced")
+            load.stop()
+        assert load.ended == {200: load.ended.total()}
+        assert (await gateway.read("self-audit"))["ok"]
+
+
+async def test_what_was_said_of_a_worker_that_registered_holds_in_new_processes(tmp_path: Path) -> None:
+    async with registered(tmp_path) as gateway:
+        await gateway.act("workers/gpu/drain")
+        gateway.gateway.send(signal.SIGUSR2)
+        await gateway.gateway.logged("replaced")
+        assert {(await gateway.ask()).status for _ in range(12)} == {503}
+        assert not [line for line in gateway.gateway.lines if line["event"] == "order_lost"]
 
 
 async def test_a_reload_under_load_loses_nothing_and_a_signal_finishes_what_was_begun(tmp_path: Path) -> None:

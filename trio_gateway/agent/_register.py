@@ -183,7 +183,7 @@ class Registrar:
                 await self._renew_client()
                 return await self._client.send(request)
         except httpx.HTTPError as exc:
-            why = type(exc).__name__
+            why = f"{type(exc).__name__}: {exc}"[:200] if str(exc) else type(exc).__name__
             if (cause := _tls_error(exc)) is not None:
                 why = f"no TLS: {spoken_tls(cause)}"
             self._tell(self.gateway, "gateway_unreachable", why)

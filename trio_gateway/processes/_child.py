@@ -29,6 +29,7 @@ class Child:
         process: None: it has not been started, or has ended.
         ready: it serves.
         welcomed: it knows what operators have said so far, and is told what they say from now on.
+        hears_workers: it knows the workers that have registered, and is told what they say from now on.
         served: it, or one before it, has served.
         boot_id: of the running process.
         started_at: Trio clock.
@@ -42,6 +43,7 @@ class Child:
         self.borrower = 0
         self.ready = False
         self.welcomed = False
+        self.hears_workers = False
         self.retiring = False
         self.served = trio.Event()
         self.boot_id: str | None = None
@@ -58,7 +60,7 @@ class Child:
 
     def leave(self) -> None:
         """It serves no more, and there is nothing to ask it."""
-        self.ready = self.welcomed = False
+        self.ready = self.welcomed = self.hears_workers = False
 
     def tell(self) -> None:
         """Wake who waits: something is different."""

@@ -1,12 +1,15 @@
 """The listener of workers that register: what they say is said to every process, and all must agree.
 
-All processes make the same secret for a worker, so each knows it. One that was started later does not know
-the worker yet: it says so, the worker is told, and registers again, which changes nothing for the others.
+All processes make the same secret for a worker, so each knows it. One that is started later is told what
+workers last said before it serves anybody, so that no client of it finds a worker missing. If one does not
+know a worker all the same, it says so, the worker is told, and registers again, which changes nothing for the
+others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -17,6 +20,7 @@ from starlette.routing import Route
 
 from ..admin import MOST_WORKER_BYTES, WORKER_BODY_LIMIT
 from ..telemetry import Log
+from ..wire import Registration, read_message
 from ._child import Child, NoAnswer
 
 # Of answers that differ the one that counts: whoever knows of a younger worker, then whoever knows of none.
@@ -24,12 +28,120 @@ _ORDER: Final = (409, 404, 401, 403, 400)
 _PASSED: Final = ("authorization", "content-type")
 
 
-def make_internal_app(children: Callable[[], Sequence[Child]], log: Log) -> Starlette:
-    """Build the application.
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """Something that a worker said, and all processes took."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """A worker that all processes know.
+
+    Attributes:
+        heard_at: when it last said something.
+        report: how it last said that it is.
+        end: it has signed off.
+    """
+
+    registration: _Said
+    heard_at: float
+    report: _Said | None = None
+    end: _Said | None = None
+
+
+class WorkerDoor:
+    """Passes on what workers say, and tells it to a process that comes later.
 
     Args:
-        children: answers those that serve now.
+        children: answers all processes; those that hear workers are told.
+        ttl: seconds for which a worker is believed.
     """
+
+    def __init__(self, children: Callable[[], Sequence[Child]], ttl: float, log: Log) -> None:
+        self._children = children
+        self._ttl = ttl
+        self._log = log
+        self._known: dict[str, _Known] = {}
+
+    async def pass_on(self, worker_id: str | None, said: _Said) -> tuple[int, bytes] | None:
+        """Tell all processes; answers what counts of their answers, None if there was none.
+
+        Args:
+            worker_id: None: it stands in the body.
+        """
+        answers: list[tuple[int, bytes]] = []
+
+        async def one(child: Child) -> None:
+            answer = await self._tell(child, said)
+            if answer is not None:
+                answers.append(answer)
+
+        async with trio.open_nursery() as nursery:
+            for child in self._children():
+                if child.hears_workers:
+                    nursery.start_soon(one, child)
+        if not answers:
+            return None
+        found = min(answers, key=lambda answer: _rank(answer[0], said.method))
+        if found[0] == 200:
+            self._remember(worker_id, said)
+        return found
+
+    async def welcome(self, child: Child) -> None:
+        """Tell a process that is there now what workers said last; from then on it hears what others hear."""
+        told: dict[str, tuple[_Known, bool]] = {}
+        while True:
+            now = trio.current_time()
+            self._known = {
+                name: each for name, each in self._known.items() if each.heard_at + self._ttl > now
+            }
+            news = {
+                name: each
+                for name, each in self._known.items()
+                if told.get(name) != (each, each.end is not None)
+            }
+            if not news:
+                child.hears_workers = True
+                return
+            for name, known in news.items():
+                told[name] = known, known.end is not None
+                for said in (known.registration, known.report, known.end):
+                    if said is not None:
+                        await self._tell(child, said)
+
+    def _forget(self) -> None:
+        """Forget workers that nobody believes any more."""
+        until = trio.current_time() - self._ttl
+        self._known = {name: each for name, each in self._known.items() if each.heard_at > until}
+
+    async def _tell(self, child: Child, said: _Said) -> tuple[int, bytes] | None:
+        try:
+            return await child.pass_on(said.method, said.target, said.headers, said.body)
+        except NoAnswer as error:
+            self._log.write("warning", "process_silent", process=child.number, reason=str(error))
+            return None
+
+    def _remember(self, worker_id: str | None, said: _Said) -> None:
+        now = trio.current_time()
+        if worker_id is None:
+            self._forget()
+            worker_id = read_message(said.body, Registration).worker_id
+            self._known[worker_id] = _Known(said, now)
+        elif (known := self._known.get(worker_id)) is not None:
+            known.heard_at = now
+            if said.method == "PUT":
+                known.report = said
+            else:
+                known.end = said
+
+
+def make_internal_app(door: WorkerDoor) -> Starlette:
+    """Build the application."""
 
     async def pass_on(request: Request) -> Response:
         headers = {name: request.headers[name] for name in _PASSED if name in request.headers}
@@ -37,20 +149,11 @@ def make_internal_app(children: Callable[[], Sequence[Child]], log: Log) -> Star
         if body is None:
             return _answer(413, b'{"error": {"message": "the body is too large, or did not come"}}')
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        answers: list[tuple[int, bytes]] = []
-
-        async def one(child: Child) -> None:
-            try:
-                answers.append(await child.pass_on(request.method, target, headers, body))
-            except NoAnswer as error:
-                log.write("warning", "process_silent", process=child.number, reason=str(error))
-
-        async with trio.open_nursery() as nursery:
-            for child in children():
-                nursery.start_soon(one, child)
-        if not answers:
+        said = _Said(request.method, target, headers, body)
+        answer = await door.pass_on(request.path_params.get("worker_id"), said)
+        if answer is None:
             return _answer(503, b'{"error": {"message": "no process answers at the moment"}}')
-        return _answer(*min(answers, key=lambda answer: _rank(answer[0], request.method)))
+        return _answer(*answer)
 
     async def livez(request: Request) -> Response:  # noqa: ASYNC124
         return _answer(200, b'{"status": "ok"}')

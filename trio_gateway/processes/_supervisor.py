@@ -31,7 +31,7 @@ from ..operations import Trail, open_audit_table, reload_at_signals
 from ..telemetry import METRICS_TYPE, Log, render_metrics
 from . import _merge
 from ._child import Child, NoAnswer
-from ._internal import make_internal_app
+from ._internal import WorkerDoor, make_internal_app
 from ._operations import ManyOperations
 
 ENDS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -74,6 +74,7 @@ class Supervisor:
         self.ended: list[Row] = []
         self.broker = Broker()
         self._certificates = Certificates()
+        self._workers = WorkerDoor(lambda: self.children, self.settings.fleet.ttl, log)
         self._command = tuple(command)
         self._latest: dict[int, Row] = {}
         self._numbers = 0
@@ -190,7 +191,7 @@ class Supervisor:
         internal = self.settings.internal
         if not internal.bind:
             return []
-        app = make_internal_app(lambda: [child for child in self.children if child.ready], self.log)
+        app = make_internal_app(self._workers)
         binds = tuple(map(str, internal.bind))
         shown = internal.tls
         tls = (
@@ -359,6 +360,7 @@ class Supervisor:
 
     async def _welcome(self, child: Child, number: int, known: dict[str, Any]) -> None:
         """Have a process that is there now know what the others know, and let it serve."""
+        await self._workers.welcome(child)  # before orders, which may name them
         await self.operations.welcome(child, known["configuration"])
         child.boot_id = known["boot_id"]
         self.broker.let_go(number)
