@@ -26,6 +26,7 @@ from ._child import Child, NoAnswer
 # Of answers that differ the one that counts: whoever knows of a younger worker, then whoever knows of none.
 _ORDER: Final = (409, 404, 401, 403, 400)
 _PASSED: Final = ("authorization", "content-type")
+TOLD_AT_ONCE: Final = 16  # workers of which a process is told before it serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +96,27 @@ class WorkerDoor:
     async def welcome(self, child: Child) -> None:
         """Tell a process that is there now what workers said last; from then on it hears what others hear."""
         told: dict[str, tuple[_Known, bool]] = {}
+        at_once = trio.Semaphore(TOLD_AT_ONCE)
         while True:
-            now = trio.current_time()
-            self._known = {
-                name: each for name, each in self._known.items() if each.heard_at + self._ttl > now
-            }
+            self._forget()
             news = {
-                name: each
+                name: now
                 for name, each in self._known.items()
-                if told.get(name) != (each, each.end is not None)
+                if told.get(name) != (now := (each, each.end is not None))
             }
             if not news:
                 child.hears_workers = True
                 return
-            for name, known in news.items():
-                told[name] = known, known.end is not None
-                for said in (known.registration, known.report, known.end):
-                    if said is not None:
-                        await self._tell(child, said)
+            told |= news
+            async with trio.open_nursery() as nursery:
+                for known, _ in news.values():
+                    nursery.start_soon(self._tell_of, child, known, at_once)
+
+    async def _tell_of(self, child: Child, known: _Known, at_once: trio.Semaphore) -> None:
+        async with at_once:
+            for said in (known.registration, known.report, known.end):
+                if said is not None:
+                    await self._tell(child, said)
 
     def _forget(self) -> None:
         """Forget workers that nobody believes any more."""
