@@ -165,15 +165,16 @@ async def test_a_process_that_ends_while_it_is_asked_may_have_an_answer(tmp_path
     async def end(stream: trio.SocketStream) -> None:
         await stream.receive_some()
 
-    async with three(tmp_path) as found, trio.open_nursery() as nursery:
+    async with three(tmp_path) as found:
         (tmp_path / "owners-1.sock").unlink()
         with trio.socket.socket(socket.AF_UNIX) as sock, socket.socket() as accepted:
             await sock.bind(str(tmp_path / "owners-1.sock"))
             sock.listen()
-            await nursery.start(trio.serve_listeners, end, [trio.SocketListener(sock)])
-            with pytest.raises(Refused, match="queue_full"):
-                await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
-            nursery.cancel_scope.cancel()
+            async with trio.open_nursery() as nursery:
+                await nursery.start(trio.serve_listeners, end, [trio.SocketListener(sock)])
+                with pytest.raises(Refused, match="queue_full"):
+                    await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
+                nursery.cancel_scope.cancel()
 
 
 async def test_a_permit_is_given_back_if_the_connection_does_not_come(tmp_path: Path) -> None:
