@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import bisect
 import heapq
-import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
@@ -405,8 +404,7 @@ class Scheduler(Generic[W]):
 
     def __iter__(self) -> Iterator[W]:
         """All waiters by arrival."""
-        lines = itertools.chain.from_iterable(group.all_lines() for group in self._groups.values())
-        return heapq.merge(*map(tuple, lines), key=_number)
+        return heapq.merge(*map(tuple, self.all_lines()), key=_number)
 
     # -- coming and going
 
@@ -504,10 +502,9 @@ class Scheduler(Generic[W]):
         return list(dict.fromkeys(pool for (pool, _), group in self._groups.items() if group))
 
     def all_lines(self) -> Iterator[list[W]]:
-        """All lines, in no order; safe against leaving meanwhile."""
-        for group in tuple(self._groups.values()):
-            for line in group.all_lines():
-                yield list(line)
+        """All lines, in no order."""
+        for group in self._groups.values():
+            yield from group.all_lines()
 
     def one_of_each_model(self) -> list[W]:
         """The one that came first, for each model that is waited for."""

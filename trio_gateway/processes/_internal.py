@@ -26,7 +26,7 @@ from ._child import Child, NoAnswer
 # Of answers that differ the one that counts: whoever knows of a younger worker, then whoever knows of none.
 _ORDER: Final = (409, 404, 401, 403, 400)
 _PASSED: Final = ("authorization", "content-type")
-TOLD_AT_ONCE: Final = 16  # workers of which a process is told before it serves
+TOLD_AT_ONCE: Final = 16  # workers that a process is told of at a time, before it serves
 
 
 @dataclass(frozen=True, slots=True)
