@@ -127,6 +127,11 @@ clean: ## remove the environment and every cache
 .PHONY: environment
 environment: $(STAMPS)/dev $(STAMPS)/local $(STAMPS)/model $(STAMPS)/package ## everything installed, nothing run
 
+# Whatever a link leads to is somebody else's, and would be emptied.
+ifneq ($(shell [ -L $(VENV) ] && echo link),)
+$(error $(VENV) is a link to an environment that is made elsewhere: remove the link)
+endif
+
 # Scripts in an environment name its folder. In a checkout that was copied or moved, nothing counts as installed.
 ifneq ($(shell cat $(STAMPS)/venv 2>/dev/null),$(shell pwd -P))
 $(shell rm -rf $(STAMPS))
