@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from collections.abc import Callable
+from typing import Final
 
 import pytest
 import trio
@@ -198,12 +200,36 @@ async def test_a_stream_until_close_needs_its_done_or_its_finishes() -> None:
         assert (reading.text, reading.done, len(reading.errors)) == ("ok", 0, 1)
 
 
-@pytest.mark.parametrize("coding", ["gzip", "x-gzip", "deflate"])
+def in_members(plain: bytes) -> bytes:
+    """Gzip each half by itself, with nothing between them."""
+    half = len(plain) // 2
+    return gzip.compress(plain[:half]) + gzip.compress(b"") + gzip.compress(plain[half:])
+
+
+def bare(plain: bytes) -> bytes:
+    """Deflate without what zlib puts around it."""
+    coder = zlib.compressobj(wbits=-15)
+    return coder.compress(plain) + coder.flush()
+
+
+CODERS: Final[dict[str, tuple[str, Callable[[bytes], bytes]]]] = {
+    "gzip": ("gzip", gzip.compress),
+    "x-gzip": ("x-gzip", gzip.compress),
+    "gzip in members": ("gzip", in_members),
+    "deflate": ("deflate", zlib.compress),
+    "deflate, bare": ("deflate", bare),
+    "deflate, bare and stored": ("deflate", lambda plain: zlib.compress(plain, 0)[2:-4]),
+}
+
+
+@pytest.mark.parametrize(("coding", "coder"), CODERS.values(), ids=CODERS)
+@pytest.mark.parametrize("size", [1, 5, 10_000])
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "buffered"])
-async def test_answers_that_come_coded_all_the_same_are_decoded(coding: str, stream: bool) -> None:
+async def test_answers_that_come_coded_all_the_same_are_decoded(
+    coding: str, coder: Callable[[bytes], bytes], size: int, stream: bool
+) -> None:
     plain, kind = (STREAM, SSE_TYPE) if stream else (ANSWER, JSON_TYPE)
-    coded = zlib.compress(plain) if coding == "deflate" else gzip.compress(plain)
-    script = chunked(coded, kind, ("content-encoding", coding), size=5)
+    script = chunked(coder(plain), kind, ("content-encoding", coding), size=size)
     async with open_engine(script) as engine, serving(engine) as gateway:
         answer = await gateway.ask(chat_request(stream=stream))
         assert answer.status == 200
@@ -213,8 +239,13 @@ async def test_answers_that_come_coded_all_the_same_are_decoded(coding: str, str
 
 @pytest.mark.parametrize(
     "coded",
-    [gzip.compress(ANSWER)[:-9], b"no gzip at all", gzip.compress(ANSWER)[:20] + b"\xff" * 30],
-    ids=["cut", "none", "broken"],
+    [
+        gzip.compress(ANSWER)[:-9],
+        in_members(ANSWER)[:-9],
+        b"no gzip at all",
+        gzip.compress(ANSWER)[:20] + b"\xff" * 30,
+    ],
+    ids=["cut", "cut in a later member", "none", "broken"],
 )
 async def test_a_broken_coding_is_a_protocol_error(coded: bytes) -> None:
     script = sized(coded, JSON_TYPE, ("content-encoding", "gzip"))
@@ -223,10 +254,13 @@ async def test_a_broken_coding_is_a_protocol_error(coded: bytes) -> None:
         assert (answer.status, error_code(answer)) == (502, "engine_protocol_error")
 
 
-async def test_what_follows_the_end_of_a_coding_is_a_protocol_error_at_once() -> None:
-    coded = gzip.compress(STREAM.replace(b"data: [DONE]\n\n", b""))
+@pytest.mark.parametrize(("coding", "coder"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+async def test_what_follows_the_end_of_a_coding_is_a_protocol_error_at_once(
+    coding: str, coder: Callable[[bytes], bytes]
+) -> None:
+    coded = coder(STREAM.replace(b"data: [DONE]\n\n", b""))
     script = (
-        Head(200, (SSE_TYPE, ("transfer-encoding", "chunked"), ("content-encoding", "gzip"))),
+        Head(200, (SSE_TYPE, ("transfer-encoding", "chunked"), ("content-encoding", coding))),
         Chunk(coded),
         Repeat((Chunk(b"x" * 1000),)),
     )

@@ -90,7 +90,14 @@ SHAPES = {
     ),
     "vllm, no key": ({"error": "Unauthorized"}, EngineError(500, "Unauthorized")),
     "fastapi": ({"detail": "Not Found"}, EngineError(500, "Not Found")),
-    "fastapi, validation": ({"detail": [{"msg": "field required"}]}, EngineError(500, "")),
+    "fastapi, validation": (
+        {"detail": [{"loc": ["body", "messages", 0], "msg": "Field required"}, {"msg": "too long"}]},
+        EngineError(500, "body.messages.0: Field required; too long"),
+    ),
+    "fastapi, nothing said": ({"detail": [{"loc": ["body"]}, 7, None]}, EngineError(500, "")),
+    "several errors": ({"errors": [{"message": "a"}, "b"]}, EngineError(500, "a; b")),
+    "a list of errors": ([{"error": {"code": 400, "message": "m"}}], EngineError(400, "m")),
+    "a page as message": ({"error": "<html>502</html>"}, EngineError(500, "")),
     "openai": (
         {"error": {"message": "m", "type": "t", "param": "p", "code": "context_length_exceeded"}},
         EngineError(500, "m", "t", "context_length_exceeded", "p"),
@@ -98,10 +105,10 @@ SHAPES = {
     "a flag beside the message": ({"error": True, "message": "m", "code": 429}, EngineError(429, "m")),
     "an empty error beside the message": ({"error": {}, "message": "m"}, EngineError(500, "m")),
     "a number beside the message": ({"error": 7, "msg": "m"}, EngineError(500, "m")),
-    "a list": ({"error": ["a", "b"]}, EngineError(500)),
+    "a list": ({"error": ["a", "b"]}, EngineError(500, "a; b")),
     "text inside the error": ({"error": {"error": "inner"}}, EngineError(500, "inner")),
     "only a string": ("plain", EngineError(500, "plain")),
-    "only a list": ([{"message": "m"}], EngineError(500)),
+    "only a list": ([{"message": "m"}], EngineError(500, "m")),
     "null": (None, EngineError(500)),
 }
 
@@ -127,7 +134,9 @@ def test_an_http_status_counts_whatever_the_body_claims(body: Any, error: Engine
     [
         (b"", ""),
         (b"upstream timed out", "upstream timed out"),
-        (b"<html>\r\n<b>502</b>\x00</html>", "<html> <b>502</b> </html>"),
+        (b"<b>502</b>\r\n\x00", "<b>502</b> "),
+        (b"<html>\r\n<b>502</b>\x00</html>", ""),
+        (b"\r\n<!DOCTYPE html><title>413</title>", ""),
         (b"caf\xe9 \xff", "caf\ufffd \ufffd"),
         (b'{"error": "cut', '{"error": "cut'),
         (b"[" * 100_000, "[" * MAX_MESSAGE_BYTES),
@@ -143,6 +152,7 @@ def test_what_is_no_json_is_read_as_text(body: bytes, message: str) -> None:
         ({}, 500),
         ({"code": 400}, 400),
         ({"code": 599}, 599),
+        ({"code": 529}, 503),
         ({"code": "429"}, 429),
         ({"status": 503}, 503),
         ({"http_status_code": 503}, 503),
@@ -169,6 +179,11 @@ def test_an_error_in_a_200_claims_its_own_status(fields: dict[str, Any], status:
     assert read_error(dumped({"error": "m", **fields}), None).status == status
     # The inner claim goes before the outer one.
     assert read_error(dumped({"error": {"code": 418}, **fields}), None).status == 418
+
+
+@pytest.mark.parametrize("body", [b"", b"busy", dumped({"error": {"message": "Overloaded", "code": 500}})])
+def test_an_overload_under_another_number_is_one_all_the_same(body: bytes) -> None:
+    assert read_error(body, 529).status == 503
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,10 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_HEADERS: Final = 100
 _INFLATED_PIECE: Final = 64 * 1024
 _SENT_PIECE: Final = 64 * 1024  # TLS would encrypt more of it in one step
-_WINDOW_BITS: Final = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
+_GZIP_BITS: Final = 31  # what zlib calls it
+_ZLIB_BITS: Final = 15
+_BARE_BITS: Final = -15
+_CODINGS: Final = frozenset({b"gzip", b"x-gzip", b"deflate"})
 
 
 class Decoder(Protocol):
@@ -33,6 +36,10 @@ class Decoder(Protocol):
     @property
     def unconsumed_tail(self) -> bytes:
         """What has to be fed again."""
+
+    @property
+    def unused_data(self) -> bytes:
+        """What followed the end of the coded data."""
 
     @property
     def eof(self) -> bool:
@@ -240,7 +247,8 @@ class Answer:
         self._first = rest
         self._engine_done = engine_done
         self._give_back = give_back
-        self._decoder = _decoder(head)
+        self._coding = _coding(head)
+        self._decoder: Decoder | None = None  # of what was coded as one; its first byte tells which
         self._coded = b""
         self._broken: UpstreamFailed | None = None
         if self._body.ended:
@@ -277,7 +285,7 @@ class Answer:
                     self._closed_by_engine()
                     continue
             piece = self._unframe(data)
-            if piece and self._decoder is None:
+            if piece and self._coding is None:
                 return piece
             if piece:
                 self._coded = piece
@@ -328,7 +336,7 @@ class Answer:
 
     def _is_plain(self) -> bool:
         """Whether what comes next is read from the socket, and needs no more than its framing taken off."""
-        return self._decoder is None and not self._first and not self._body.ended and self._broken is None
+        return self._coding is None and not self._first and not self._body.ended and self._broken is None
 
     def _unframe(self, data: bytes) -> bytes:
         try:
@@ -348,19 +356,30 @@ class Answer:
 
     def _inflate(self) -> bytes:
         """Take the coding off, at most 64 KiB at a time, so that a small body can not blow up."""
-        assert self._decoder is not None
         data, self._coded = self._coded, b""
-        if self._decoder.eof:  # it would keep all that follows its end, and copy it each time
-            raise UpstreamFailed(UpstreamFault.MALFORMED, "bytes follow the end of the content coding")
+        if self._decoder is None or self._decoder.eof:  # at its end, a decoder would only gather what follows
+            self._decoder = self._next_decoder(data[0])
         try:
             piece = self._decoder.decompress(data, _INFLATED_PIECE)
         except zlib.error as exc:
             raise UpstreamFailed(UpstreamFault.MALFORMED, f"the content coding is broken: {exc}") from None
-        self._coded = self._decoder.unconsumed_tail
+        self._coded = self._decoder.unconsumed_tail or self._decoder.unused_data
         return piece
 
+    def _next_decoder(self, first: int) -> Decoder:
+        """Make what takes the coding off, by the first byte of what is coded.
+
+        Gzip may follow on gzip: they are one text (RFC 1952, 2.2). Some servers send deflated data
+        bare, without what zlib puts around it (RFC 9110, 8.4.1.2): its method, 8, comes first there.
+        """
+        if self._coding != b"deflate":
+            return zlib.decompressobj(_GZIP_BITS)
+        if self._decoder is not None:
+            raise UpstreamFailed(UpstreamFault.MALFORMED, "bytes follow the end of the content coding")
+        return zlib.decompressobj(_ZLIB_BITS if first & 0x8F == 8 else _BARE_BITS)
+
     def _check_coding_ended(self) -> None:
-        if self._decoder is not None and not self._decoder.eof:
+        if self._coding is not None and (self._decoder is None or not self._decoder.eof):
             raise UpstreamFailed(UpstreamFault.MALFORMED, "the content coding was cut")
 
     def __enter__(self) -> Self:
@@ -382,8 +401,8 @@ class Answer:
             self._connection.abort()
 
 
-def _decoder(head: ResponseHead) -> Decoder | None:
-    """Make what takes the content coding off.
+def _coding(head: ResponseHead) -> bytes | None:
+    """Answer the content coding that has to be taken off; None: the answer has none.
 
     Raises:
         UpstreamFailed: MALFORMED, the coding is none that we read.
@@ -391,6 +410,6 @@ def _decoder(head: ResponseHead) -> Decoder | None:
     coding = (head.header(b"content-encoding") or b"identity").strip().lower()
     if coding == b"identity":
         return None
-    if coding not in _WINDOW_BITS:
+    if coding not in _CODINGS:
         raise UpstreamFailed(UpstreamFault.MALFORMED, f"content coding {coding!r} was not asked for")
-    return zlib.decompressobj(_WINDOW_BITS[coding])
+    return coding

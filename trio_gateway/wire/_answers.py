@@ -13,10 +13,13 @@ from ..errors import EngineProtocolError
 from ._json import join_members, raw_members
 
 MAX_MESSAGE_BYTES: Final = 1024
+MOST_FAULTS: Final = 8  # of one error that are passed on
+OVERLOADED: Final = 529  # how Dynamo and Anthropic's API say what is a 503 elsewhere
 FAILED_DEPENDENCY: Final = 424  # how TGI says that generating failed
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|outofmemory|cuda error: memory|hip out of memory|kv cache is full", re.IGNORECASE
 )
+_PAGE: Final = re.compile(r"\s*<(!doctype|html|head|body|\?xml)\b", re.IGNORECASE)
 # TGI gives every error inside a stream the status 422; its words tell them apart.
 _TGI_STATUSES: Final = (
     ("Model is overloaded", 429),
@@ -208,7 +211,7 @@ def _is_error(error: msgspec.Raw, kind: object) -> bool:
 
 
 def read_error(body: bytes, status: int | None, secrets: tuple[str, ...] = ()) -> EngineError:
-    """Read an error body or event: nested, flat, a string, or no JSON at all.
+    """Read an error body or event: nested, flat, a list, a string, or no JSON at all.
 
     Args:
         status: of the HTTP answer; None for an error in a 200, which names its own.
@@ -218,6 +221,8 @@ def read_error(body: bytes, status: int | None, secrets: tuple[str, ...] = ()) -
         value = _any.decode(body)
     except (msgspec.MsgspecError, RecursionError):
         value = body.decode("utf-8", "replace")
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        value = value[0]  # how Google's do it
     outer: dict[str, Any] = value if isinstance(value, dict) else {"message": value}
     error = outer.get("error")
     if isinstance(error, str) and error:
@@ -226,8 +231,9 @@ def read_error(body: bytes, status: int | None, secrets: tuple[str, ...] = ()) -
         error = outer
     text = body[: 64 * 1024].decode("utf-8", "replace")
     message = _message(error, secrets)
+    claimed = _claimed_status(error, outer, message) if status is None else status
     return EngineError(
-        status=_claimed_status(error, outer, message) if status is None else status,
+        status=503 if claimed == OVERLOADED else claimed,
         message=message,
         type=_label(error.get("type"), secrets),
         code=_label(error.get("code"), secrets),
@@ -252,13 +258,31 @@ def _by_words(message: str) -> int:
 
 
 def _message(error: dict[str, Any], secrets: tuple[str, ...]) -> str:
-    for key in ("message", "detail", "error", "msg"):
-        value = error.get(key)
-        if isinstance(value, str) and value:
+    for key in ("message", "detail", "error", "msg", "errors"):
+        text = _text(error.get(key))
+        if text:
             for secret in secrets:
-                value = value.replace(secret, "***")
-            return _printable(value[:MAX_MESSAGE_BYTES])
+                text = text.replace(secret, "***")
+            return _printable(text[:MAX_MESSAGE_BYTES])
     return ""
+
+
+def _text(value: object) -> str:
+    """Answer what a member says; a list does of each fault. A page is a proxy's and says nothing."""
+    if isinstance(value, list):
+        return "; ".join([text for text in map(_of_fault, value[:MOST_FAULTS]) if text])
+    return value if isinstance(value, str) and not _PAGE.match(value) else ""
+
+
+def _of_fault(fault: object) -> str:
+    """Say one fault of a list, and where it is: FastAPI and Pydantic name the place in ``loc``."""
+    if not isinstance(fault, dict):
+        return fault if isinstance(fault, str) else ""
+    said = next((fault[key] for key in ("msg", "message", "detail") if isinstance(fault.get(key), str)), "")
+    place = fault.get("loc")
+    if not said or not isinstance(place, list):
+        return said
+    return f"{'.'.join([str(step) for step in place if isinstance(step, (str, int))])}: {said}"
 
 
 def _printable(text: str) -> str:
