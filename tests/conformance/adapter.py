@@ -170,6 +170,19 @@ class Adapter(ProcessAdapter):  # type: ignore[misc]  # its base is not typed
         self.agents: dict[tuple[str, int], int] = {}  # their process ids
         self.launcher: subprocess.Popen[str] | None = None
         self.told: set[tuple[str, int]] = set()  # those that were asked to end
+        self.alone = 0  # configurations that no two cases may share
+
+    def config_key(self, config: dict[str, Any]) -> object:
+        """Say which configurations may share a gateway: equal keys do.
+
+        What a case does to a worker makes the next one prefer another worker for a while. So a
+        case that has a choice of workers has a gateway of its own.
+        """
+        key = [super().config_key(config), config.get("dialect")]
+        if len(upstream_names(config)) > 1:
+            self.alone += 1
+            key.append(self.alone)
+        return key
 
     def start(self, config: dict[str, Any], upstreams: dict[str, str]) -> Any:
         """Start a gateway with this configuration and answer where it listens."""

@@ -63,6 +63,16 @@ def written(module: Any, folder: Path, config: dict[str, Any]) -> str:
     return text
 
 
+def test_cases_share_a_gateway_where_they_do_not_see_each_other(module: Any, tmp_path: Path) -> None:
+    key = module.Adapter(str(tmp_path)).config_key
+    assert key({"max_in_flight": 2}) == key({"max_in_flight": 2})
+    assert key({"max_in_flight": 2}) != key({"max_in_flight": 3})
+    for dialect in ("ollama", "ndjson-worker"):
+        assert key({"dialect": dialect}) == key({"dialect": dialect}) != key({})
+    two = {"upstreams": ["u1", "u2"], "retries": 1}
+    assert key(two) != key(two)  # a fault of the first case would lead the second to the other worker
+
+
 def test_every_setting_that_it_offers_is_one_that_the_gateway_knows(module: Any, tmp_path: Path) -> None:
     config: dict[str, Any] = {key: 2000 for key, *_ in module.SETTINGS}
     config |= {"retry_budget_ratio": 0.25, "max_body_bytes": 5000, "retries": 2, "max_in_flight": 3}
