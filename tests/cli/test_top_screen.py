@@ -127,9 +127,24 @@ def test_an_empty_list_and_a_gateway_that_says_nothing_are_told() -> None:
     assert text_of(screen, height=4) == ["trio-gateway  no figures yet", *text_of(screen, height=4)[1:]]
     screen.trouble = "no answer\x1b[2J"
     assert text_of(screen)[0] == "trio-gateway  no answer?[2J"
-    assert "nothing fits" in text_of(screen)
+    assert not any(word in text_of(screen) for word in ("no requests", "nothing fits"))
     screen = a_screen(trouble="no answer")
     assert text_of(screen)[0].startswith("trio-gateway  no answer  ")
+
+
+def test_a_list_without_rows_says_whether_there_are_none_or_none_that_fit() -> None:
+    screen = a_screen()
+    screen.take_requests({"requests": [], "total": 0, "offset": 0})
+    assert "no requests" in text_of(screen)
+    assert screen.plain_lines(80)[-1] == "no requests"
+    screen.search = "acme"
+    assert "nothing fits" in text_of(screen)
+    screen.search, screen.state = "", "waiting"
+    assert "nothing fits" in text_of(screen)
+    for tab in ("workers", "tenants"):
+        empty = a_screen(tab=tab)
+        empty.rows[tab] = []
+        assert f"no {tab}" in text_of(empty)
 
 
 @pytest.mark.parametrize(

@@ -320,7 +320,12 @@ class Screen:
             if row is current and not plainly:
                 cells = [("".join(text for text, _ in cells), "turned")]
             lines.append(cells)
-        return lines if found else [*lines, [("nothing fits", "dim")]]
+        return lines if found else [*lines, [(self._why_empty(), "dim")]]
+
+    def _why_empty(self) -> str:
+        if self.tab == "requests" and (self.state or self.search):
+            return "nothing fits"
+        return "" if self.snapshot is None else f"no {self.tab}"  # before the first figures nobody knows
 
     def _scroll(self, found: Sequence[Row], current: Row | None, room: int) -> None:
         """Let the row that keys act on be among those that are shown."""

@@ -25,6 +25,7 @@ FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 TURNS: Final = ("joined", "fenced", "late", "failed")
 FAREWELL: Final = 0.5  # seconds for the last turn
+REASONS: Final = 8  # that are told of one loss, since some words may differ each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ class Replica:
         member: what is kept of the store.
         connect: opens a connection.
         local: this process.
-        note: told whether the store was found, or else is lost, and in words what of it.
+        note: told whether the store was found, or else is lost, and in words what of it; of one loss each
+            reason once, up to `REASONS`.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Replica:
         self._nap: trio.CancelScope | None = None
         self._waiting = False
         self._begun = -math.inf
+        self._reasons: set[str] = set()  # that were told since the store was found
 
     def figures(self) -> dict[str, Any]:
         """Answer counts since start, and how it stands right now."""
@@ -140,13 +143,17 @@ class Replica:
     def _lose(self, lost: StoreLost) -> None:
         self.member.lose()
         self.statistics.turns["failed"] += 1
+        self._tell_reason(str(lost))
         if self.member.standing is Standing.SHARED:
             self.statistics.losses += 1
             self.member.be_alone()
-            self._note(False, str(lost))
             self._local.stand(self.member.standing, self.member.members, self.poke)
-        elif not self.tried.is_set():
-            self._note(False, str(lost))
+
+    def _tell_reason(self, reason: str) -> None:
+        """Note it if it is new: what keeps the store away may be another than what it was lost for."""
+        if reason not in self._reasons and len(self._reasons) < REASONS:
+            self._reasons.add(reason)
+            self._note(False, reason)
 
     async def _take_turns(self, link: Link) -> None:
         while True:
@@ -176,6 +183,7 @@ class Replica:
                     await trio.sleep(SECONDS_BETWEEN_LOOKS)  # it may be far ahead
                 continue  # it joins (again) in the next turn
             if before is not Standing.SHARED:
+                self._reasons.clear()
                 self._note(True, f"replicas: {len(reply.members)}")
                 self._local.stand(self.member.standing, self.member.members, self.poke)
             self.statistics.granted += len(heard.grants)
