@@ -202,7 +202,6 @@ async def test_whatever_an_operators_connection_sends_the_gateway_lives(raw: byt
         open_engine((*stream[:3], WaitFor(go), *stream[3:]), good_answer) as engine,
         serving(engine) as gateway,
     ):
-        gateway.may_report_bugs = True
         with trio.fail_after(10), await gateway.connect() as running:
             await running.send(chat_request())
             await running.read_events(2)

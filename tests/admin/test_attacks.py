@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 
+import h11
 import pytest
 import trio
 
@@ -48,8 +49,8 @@ class Stream:
 async def beside_a_stream(attacks: int = 1) -> AsyncIterator[tuple[Door, Stream]]:
     """Open the door in a loop that also serves a stream, which must go on after each attack and end well.
 
-    When the block ends, the stream is read to its end, another request is answered, and no descriptor of the
-    attack is left.
+    When the block ends, the stream is read to its end, another request is answered, no descriptor of the
+    attack is left, and nothing was called a bug.
     """
     steps = [trio.Event() for _ in range(attacks)]
     told = chat_stream("a", *"b" * attacks)
@@ -73,6 +74,7 @@ async def beside_a_stream(attacks: int = 1) -> AsyncIterator[tuple[Door, Stream]
         assert (await gateway.ask(chat_request())).chat().text == "ok"
         assert opened.port.acts == []
         assert (await opened.ask("GET", "/livez")).status == 200
+        assert opened.bugs == []
         kept = gateway.gateway.connections  # each to an engine of this process
         await gateway.until(lambda: open_descriptors() - 2 * kept.idle == before)
 
@@ -228,6 +230,7 @@ WEBSOCKET = UPGRADE % (b"", b"websocket") + (
 
 DEADLY: dict[str, bytes] = {
     "h2c with bad settings": UPGRADE % (b", http2-settings", b"h2c") + b"http2-settings: a\r\n\r\n",
+    "h2c behind a blank of Latin-1": UPGRADE % (b"", b"\xa0h2c") + b"\r\n",
     "HTTP/2 data behind an early answer": PREFACE
     + frame(1, 4, block((b":method", b"POST"), (b":path", b"/admin/v1/reload"), *HTTPS))
     + frame(0, 0, b"x" * 10) * 20,
@@ -239,6 +242,8 @@ DEADLY: dict[str, bytes] = {
     "a WebSocket protocol beyond ASCII": WEBSOCKET + b"sec-websocket-protocol: \xff\r\n\r\n",
     "a WebSocket extension beyond ASCII": WEBSOCKET + b"sec-websocket-extensions: \xff\r\n\r\n",
     "a WebSocket frame before the answer": WEBSOCKET + b"\r\n\x81\x85\x00\x00\x00\x00hello",
+    "a WebSocket with a body": WEBSOCKET + b"content-length: 5\r\n\r\nhello",
+    "half a WebSocket": UPGRADE % (b"", b"websocket\xa0") + b"\r\n\x81\x85",
 }
 
 
@@ -268,6 +273,39 @@ async def test_every_websocket_is_refused() -> None:
         with trio.fail_after(10), await RawClient.connect(opened.address) as client:
             await client.send(WEBSOCKET + b"\r\n")
             assert (await client.read_to_end()).status == 403
+            await client.read_closed()
+
+
+async def test_a_connection_that_is_closed_while_its_peer_is_told_of_a_fault_is_no_bug() -> None:
+    """The answer closes it, and what came behind the last request is answered with 400 at the same time."""
+    last = http_request("GET", "/livez", headers=(("connection", "close"),), host="localhost")
+    async with door() as opened:
+        for _ in range(100):  # each of them is a race, which about one of six loses
+            with trio.fail_after(10), await RawClient.connect(opened.address) as client:
+                await client.send(last + b"\0")
+                await client.read_closed()
+        assert opened.bugs == []
+
+
+async def test_a_fault_of_our_own_is_told_and_ends_only_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fault = h11.LocalProtocolError("as Hypercorn's own")
+
+    async def fails(*_: object) -> None:  # noqa: ASYNC124
+        raise fault
+
+    async with door() as opened:
+        with monkeypatch.context() as broken:
+            broken.setattr("trio_gateway.admin._server.NoUpgrade.handle", fails)
+            with trio.fail_after(10), await RawClient.connect(opened.address) as client:
+                await client.send(b"GET /livez")
+                await client.read_closed()
+                await until(lambda: opened.bugs != [])
+        (told,) = opened.bugs
+        assert isinstance(told, ExceptionGroup)
+        assert told.subgroup(lambda exc: exc is fault) is not None
+        assert (await opened.ask("GET", "/livez")).status == 200
 
 
 # Slow, stuck and many ---------------------------------------------------------------------------------------

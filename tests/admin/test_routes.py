@@ -22,6 +22,7 @@ from trio_gateway.admin import (
     complaints,
     refusal,
 )
+from trio_gateway.admin._app import MOST_VALUES
 from trio_gateway.admin._guard import MOST_BYTES
 from trio_gateway.admin._openapi import document
 from trio_gateway.testing import RawClient, http_request
@@ -228,7 +229,9 @@ async def test_what_the_gateway_refuses_is_told_in_its_words() -> None:
         (b"\xff", "invalid_json", None),
         (b'{"level": "debug", "level": "info"}', "invalid_json", None),
         (b'{"level": NaN}', "invalid_json", None),
+        (b'{"level": 1e400}', "invalid_json", None),
         (b'{"a":' * 300 + b"1" + b"}" * 300, "invalid_json", None),
+        (b'{"a": [%b0]}' % (b"0," * MOST_VALUES), "invalid_json", None),
         (b"{}", "missing_field", "level"),
         (b'{"level": "loud"}', "invalid_value", "level"),
         (b'{"level": null}', "invalid_value", "level"),
@@ -244,6 +247,18 @@ async def test_a_body_that_means_nothing_does_nothing_and_is_noted(
         assert data(answer)["error"]["param"] == param
         assert opened.port.acts == []
         assert [(action, told) for _, action, _, told in opened.port.refusals] == [("log_level.set", code)]
+
+
+@pytest.mark.parametrize(
+    "number", [b"1e400", b"-1e400", b"[1, 1e400]", b'{"a": 1e400}', b"NaN", b"-Infinity"]
+)
+async def test_no_action_gets_a_number_that_json_has_no_word_for(number: bytes) -> None:
+    """Who passes it on would write it as null, which takes a limit back."""
+    async with door() as opened:
+        body = b'{"set": {"admission.max_queued": %b}}' % number
+        answer = await opened.ask("POST", "/admin/v1/limits", OPERATOR, body=body, headers=JSON)
+        assert code_of(answer) == (400, "invalid_json")
+        assert opened.port.acts == []
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,6 @@ async def test_an_agent_that_leaves_within_its_message_is_no_bug(how: str, tmp_p
 @pytest.mark.parametrize("raw", MALFORMED.values(), ids=MALFORMED.keys())
 async def test_whatever_a_connection_sends_the_gateway_lives(raw: bytes, tmp_path: Path) -> None:
     async with joinable(tmp_path) as gateway:
-        gateway.may_report_bugs = True
         before = open_descriptors()
         for how in ("fin", "reset"):
             with await dial(gateway) as client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -672,6 +673,30 @@ async def test_those_who_wait_already_are_told_when_an_outage_makes_their_wait_h
     assert (patient.problem, patient.lease) == (None, None)
     patient.scope.cancel()
     await wait_all_tasks_blocked()
+    end_of(workers)
+
+
+async def test_a_worker_that_lacks_one_name_of_a_model_serves_those_who_wait_for_its_other_name(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    workers = WorkerSet(make_worker("w1", slots=1), make_worker("w2", slots=1))
+    workers.fleet.settings = replace(workers.fleet.settings, probed=True)  # else such a word is not kept
+    leases = [await taken(workers.admission, upstream_model="old") for _ in range(2)]
+    old = waiter(workers, nursery, tenant="a", upstream_model="old")
+    # The file was read again meanwhile: engines know the model by another name now.
+    new = waiter(workers, nursery, tenant="b", upstream_model="new")
+    await wait_all_tasks_blocked()
+    with leases[1] as lease:
+        lacking = Rejection("model_not_loaded", 404, None, trio.current_time())
+        workers.fleet.rejected(lease.worker, make_request(upstream_model="old"), lacking)
+    await wait_all_tasks_blocked()
+    assert (old.lease, new.lease and new.lease.worker.id) == (None, "w2")
+    leases[0].release()
+    await wait_all_tasks_blocked()
+    assert old.lease is not None
+    for each in (old, new):
+        assert each.lease is not None
+        each.lease.release()
     end_of(workers)
 
 

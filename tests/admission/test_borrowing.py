@@ -7,6 +7,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -261,6 +262,48 @@ async def test_a_tier_has_its_share_of_the_slots_once_for_all(autojump_clock: Mo
         for ticket in waiting:
             with await ticket.wait():
                 pass
+
+
+async def test_slots_that_were_added_are_used_whatever_processes_knew_that_wait_for_none(
+    autojump_clock: MockClock,
+) -> None:
+    before, after = make_worker("w1", slots=2), make_worker("w1", slots=5)
+    async with site(before, count=3) as here:
+        with await here[2].take():
+            pass
+        await given_back(here)
+        leases = [await here[1].take()]
+        waiting = [here[0].enter() for _ in range(4)]
+        await wait_all_tasks_blocked()
+        assert here.lent["slots:w1"] == 2
+        for process in here.processes:
+            process.fleet.describe(after)
+            process.admission.dispatch()
+        leases += [await ticket.wait() for ticket in waiting]
+        assert here.lent["slots:w1"] == 5
+        for lease in leases:
+            lease.release()
+        await given_back(here)
+
+
+async def test_a_tier_and_a_tenant_may_have_more_whatever_processes_knew_that_have_all_they_want(
+    autojump_clock: MockClock,
+) -> None:
+    limits = AdmissionLimits(1024, 1 << 28, 60.0, max_shares={"batch": 0.2})
+    worker = make_worker("w1", slots=10)
+    async with site(worker, limits=limits, t1=TenantShare(2, 1024)) as here:
+        leases = [await here[1].take(tenant="t1"), await here[1].take(tenant="t2", tier="batch")]
+        waiting = [here[0].enter(tenant="t1") for _ in range(3)]
+        waiting += [here[0].enter(tenant="t2", tier="batch") for _ in range(3)]
+        await wait_all_tasks_blocked()
+        assert (here.lent["tenant:t1"], here.lent["tier:batch:m1"]) == (2, 2)
+        for process in here.processes:
+            process.admission.limits = replace(limits, max_shares={"batch": 0.4})
+            process.admission.reshare({"t1": TenantShare(4, 1024)})
+        leases += [await ticket.wait() for ticket in waiting]
+        assert (here.lent["tenant:t1"], here.lent["tier:batch:m1"]) == (4, 4)
+        for lease in leases:
+            lease.release()
 
 
 async def test_slots_that_drain_stay_borrowed(autojump_clock: MockClock) -> None:

@@ -33,4 +33,5 @@ def test_the_bounds_that_the_page_tells_are_those_of_the_code() -> None:
     assert f"{number('_server', 'MOST_OPERATORS')} connections at a time" in text
     assert f"{number('_feed', 'MOST_FEEDS')} may follow" in text
     assert f"does not take for {number('_server', 'STUCK')} seconds" in text
-    assert f"at most {int(number('_guard', 'MOST_BYTES')) // 1024} KiB" in text
+    kib, values = int(number("_guard", "MOST_BYTES")) // 1024, number("_app", "MOST_VALUES")
+    assert f"at most {kib} KiB and {values} values" in text

@@ -223,6 +223,30 @@ async def test_a_process_that_hangs_is_replaced_and_its_slots_come_back(tmp_path
         assert len([line for line in gateway.gateway.lines if line["event"] == "process_hangs"]) == 1
 
 
+async def test_a_process_that_hangs_while_it_retires_is_not_waited_for(tmp_path: Path) -> None:
+    go = trio.Event()
+    script = (*STREAM[:3], WaitFor(go), *STREAM[3:])
+    patient = {"readiness_delay": 0, "grace": 3000, "hard_limit": 3600}
+    async with (
+        open_engine(script) as engine,
+        processes(engine, folder=tmp_path, hang_limit=1.0, shutdown=patient) as gateway,
+    ):
+        clients = [await gateway.send() for _ in range(8)]
+        for client in clients:
+            await client.read_events(1)
+        before = await pids(gateway)
+        assert (await gateway.act("processes/replace"))["done"]
+        await gateway.gateway.logged("replacing")
+        os.kill(before[0], signal.SIGSTOP)
+        assert (await gateway.gateway.logged("process_hangs"))["pid"] == before[0]
+        go.set()
+        for client in clients:
+            with client:
+                await client.read_to_end()
+        await gateway.gateway.logged("replaced")
+        assert not set(before) & set(await pids(gateway))
+
+
 async def test_no_process_outlives_its_supervisor(tmp_path: Path) -> None:
     async with open_engine(STREAM) as engine, processes(engine, folder=tmp_path, hang_limit=60.0) as gateway:
         address = gateway.gateway.address

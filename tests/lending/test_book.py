@@ -49,7 +49,12 @@ class Lending(RuleBasedStateMachine):
         self.most: dict[str, int] = {}
 
     def units(self, thing: str) -> int:
-        return min((self.told[one, thing] for one in self.alive if (one, thing) in self.told), default=0)
+        told = {one: self.told[one, thing] for one in self.alive if (one, thing) in self.told}
+        heeded = [units for one, units in told.items() if self.has[one, thing] or self.waits(one, thing)]
+        return min(heeded or told.values(), default=0)
+
+    def waits(self, one: int, thing: str) -> bool:
+        return any(who == one and thing in want.things for (who, _), want in self.wants.items())
 
     def used(self, thing: str) -> int:
         mourned = sum(units for until, name, units in self.buried if name == thing and until > self.now)
@@ -252,13 +257,53 @@ def test_fewer_units_than_are_lent_are_called_back_and_not_lent_again() -> None:
     made = book(a=2)
     made.want(1, "x", Want(("a",), 1, 2))
     made.lend(0.0)
-    made.describe(2, "a", 1, GRACE)
+    made.describe(1, "a", 1, GRACE)
     assert made.lend(0.0) == []
     assert made.recalls() == [Recall(1, "a", True)]
     made.want(1, "x", Want(("a",), 1, 1))
     made.give_back(1, "a", 1)
     assert made.lend(0.0) == []
     assert made.recalls() == [Recall(1, "a", False)]
+
+
+def test_fewer_units_than_are_lent_are_called_back_for_whoever_waits_and_knows_of_it_first() -> None:
+    made = book(a=2)
+    made.want(1, "x", Want(("a",), 1, 2))
+    assert len(made.lend(0.0)) == 2
+    made.describe(2, "a", 1, GRACE)
+    made.want(2, "y", Want(("a",), 1, 1))
+    assert made.lend(0.0) == []
+    assert made.recalls() == [Recall(1, "a", True)]
+    made.give_back(1, "a", 1)
+    assert made.lend(0.0) == []  # there is one, and it is lent
+    made.give_back(1, "a", 1)
+    assert made.lend(0.0) == [Loan(2, "y", "a", 1)]
+
+
+def test_one_that_does_not_hear_gets_nothing_until_it_does_and_others_keep_what_they_have() -> None:
+    made = book(a=2)
+    made.want(2, "y", Want(("a",), 1, 2))
+    made.hears(2, False)
+    made.want(1, "x", Want(("a",), 1, 1))
+    assert made.lend(0.0) == [Loan(1, "x", "a", 1)]
+    assert made.recalls() == []
+    made.hears(2, True)
+    assert made.lend(0.0) == [Loan(2, "y", "a", 1)]
+    assert made.recalls() == [Recall(1, "a", True)]
+    made.hears(2, False)
+    made.leave(2, 0.0)  # the next of that number, if there were one, would hear
+    assert made.recalls() == [Recall(1, "a", False)]
+
+
+def test_what_one_believed_that_has_and_wants_nothing_now_keeps_nothing_from_others() -> None:
+    made = book(a=1)
+    made.describe(1, "a", 3, GRACE)
+    made.want(1, "x", Want(("a",), 1, 2))
+    assert made.lend(0.0) == [Loan(1, "x", "a", 1)] * 2
+    made.want(2, "y", Want(("a",), 1, 1))
+    assert made.lend(0.0) == []  # for it there is only one, and it will say so if there are more
+    made.describe(2, "a", 3, GRACE)
+    assert made.lend(0.0) == [Loan(2, "y", "a", 1)]
 
 
 def test_nothing_is_known_of_what_nobody_has_named_for_long() -> None:

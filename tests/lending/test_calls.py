@@ -10,6 +10,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from trio_gateway.contract import Want
 from trio_gateway.lending import Borrower, Broker
 
 NUMBER = 7
@@ -74,6 +75,24 @@ async def test_calls_that_nobody_answers_are_counted_and_forgotten_at_the_next_a
         nursery.start_soon(made.borrower.run, Nobody())
         await wait_all_tasks_blocked()
         assert [made.broker.call(NUMBER), made.broker.call(8)] == [0, 0]
+        nursery.cancel_scope.cancel()
+
+
+async def test_nothing_is_lent_to_one_that_has_not_answered_until_it_does(autojump_clock: MockClock) -> None:
+    async with line() as made, trio.open_nursery() as nursery:
+        borrower, broker = made.borrower, made.broker
+        nursery.start_soon(lambda: borrower.be_ready(boot_id="b"))
+        await wait_all_tasks_blocked()
+        broker.call(NUMBER)
+        broker.call(NUMBER)
+        borrower.describe("slots:w1", 2, 0.0)
+        borrower.want({"x": Want(("slots:w1",), 1, 2)})
+        borrower.speak()
+        await wait_all_tasks_blocked()
+        assert broker.book.figures()["slots:w1"]["lent"] == 0
+        nursery.start_soon(borrower.run, Nobody())
+        await wait_all_tasks_blocked()
+        assert broker.book.figures()["slots:w1"]["lent"] == borrower.lent["slots:w1"] == 2
         nursery.cancel_scope.cancel()
 
 

@@ -99,9 +99,10 @@ async def test_nobody_is_handed_over_for_what_is_not_theirs(
         assert client.recv(10) == b"still here"
 
 
-async def test_a_process_that_does_not_answer_is_as_one_that_keeps_nothing(tmp_path: Path) -> None:
+async def test_a_process_that_is_not_there_is_as_one_that_keeps_nothing(tmp_path: Path) -> None:
     async with three(tmp_path) as found:
         (tmp_path / "owners-1.sock").unlink()
+        assert await found[0].owners.ask("r1", "acme", cancel=False) is None
         with socket.socket() as accepted:
             assert not await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
 
@@ -113,6 +114,7 @@ async def test_a_process_that_hangs_does_not_keep_others_from_being_asked(tmp_pa
         with client, accepted, socket.socket(socket.AF_UNIX) as hanging:
             hanging.bind(str(tmp_path / "owners-1.sock"))
             hanging.listen()
+            assert await found[0].owners.ask("r1", "acme", cancel=False) == {"here": 2}
             assert await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
             with trio.fail_after(5):
                 await until(lambda: bool(found[2].adopted))
@@ -132,12 +134,16 @@ async def test_who_wants_an_answer_of_a_process_without_a_permit_is_told_to_come
             assert not await found[0].owners.hand_over("r2", "acme", "k1", accepted.fileno(), b"x")
 
 
-async def test_while_a_process_hangs_nobody_knows_that_an_answer_is_not_there(tmp_path: Path) -> None:
+async def test_while_a_process_hangs_nobody_knows_that_a_request_or_an_answer_is_not_there(
+    tmp_path: Path,
+) -> None:
     async with three(tmp_path) as found:
         (tmp_path / "owners-1.sock").unlink()
         with socket.socket() as accepted, socket.socket(socket.AF_UNIX) as hanging:
             hanging.bind(str(tmp_path / "owners-1.sock"))
             hanging.listen()
+            with pytest.raises(Refused, match="queue_full"):
+                await found[0].owners.ask("r1", "acme", cancel=True)
             with pytest.raises(Refused, match="queue_full"):
                 await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
 
@@ -158,6 +164,8 @@ async def test_a_process_that_too_many_ask_may_have_an_answer(tmp_path: Path) ->
                 errors.append(asking.connect_ex(path))
             assert errors[-1] == errno.EAGAIN  # its backlog is full
             with pytest.raises(Refused, match="queue_full"):
+                await found[0].owners.ask("r1", "acme", cancel=False)
+            with pytest.raises(Refused, match="queue_full"):
                 await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
 
 
@@ -172,6 +180,8 @@ async def test_a_process_that_ends_while_it_is_asked_may_have_an_answer(tmp_path
             sock.listen()
             async with trio.open_nursery() as nursery:
                 await nursery.start(trio.serve_listeners, end, [trio.SocketListener(sock)])
+                with pytest.raises(Refused, match="queue_full"):
+                    await found[0].owners.ask("r1", "acme", cancel=False)
                 with pytest.raises(Refused, match="queue_full"):
                     await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
                 nursery.cancel_scope.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from trio_gateway.operations import Trail
 from trio_gateway.processes._child import Child
 from trio_gateway.processes._operations import ManyOperations
 from trio_gateway.telemetry import Log
-from trio_gateway.testing import Json, ScriptedEngine, WaitFor, open_engine
+from trio_gateway.testing import CloseFin, Json, ScriptedEngine, WaitFor, open_engine
 
 ACTOR: Final = Actor("someone", "operator", "bearer")
 DONE: Final = Json({"done": True, "before": {}, "after": {"live_values_dropped": []}})
@@ -43,7 +44,7 @@ class House:
         self.log = Log(io.StringIO())
         self.copy = folder / "copy.toml"
         self.copy.write_text(self.source.text)
-        self.children: Sequence[Child] = [Child(_place(folder, number)) for number in range(2)]
+        self.children: Sequence[Child] = [Child(place_in(folder, number)) for number in range(2)]
         self.operations = ManyOperations(self, Trail("boot", self.log))
         self.servers: list[ScriptedEngine] = []
         first, self.new = self.children
@@ -60,7 +61,7 @@ class House:
         await self.operations.act(ACTOR, action, target, {})
 
 
-def _place(folder: Path, number: int) -> Place:
+def place_in(folder: Path, number: int) -> Place:
     return Place(
         number=number,
         of=2,
@@ -134,3 +135,32 @@ async def test_a_copy_that_can_not_be_written_is_told_and_the_one_before_stays(t
         assert "the copy for the processes can not be written" in refused.value.problem.message
         assert house.copy.read_text() == before
         assert house.told(0) == []
+
+
+async def test_a_request_is_not_called_unknown_while_a_process_that_may_have_it_is_silent(
+    tmp_path: Path,
+) -> None:
+    error = {"code": "not_found", "message": "none", "type": "invalid_request_error", "param": None}
+    async with house_in(tmp_path) as house:
+        house.new.ready = house.new.welcomed = True
+        for server in house.servers:
+            server.pages = {"/": (Json({"error": error}, status=404),)}
+        for code in ("not_found", "not_possible"):
+            with pytest.raises(Refused, match=code):
+                await house.operations.timeline("r1")
+            with pytest.raises(Refused, match=code):
+                await house.act("requests.cancel", "r1")
+            house.servers[1].pages = {"/": (CloseFin(),)}
+
+
+async def test_whoever_looks_does_not_wait_for_a_process_that_hangs_while_another_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_gateway.processes._child.ASK_LIMIT", math.inf)
+    go = trio.Event()
+    async with house_in(tmp_path) as house:
+        house.new.ready = True
+        house.servers[0].pages = {"/": (Json({"request": {"id": "r1"}}),)}
+        house.servers[1].pages = {"/": (WaitFor(go), DONE)}
+        assert await house.operations.timeline("r1") == {"request": {"id": "r1", "process": 0}}
+        go.set()

@@ -25,6 +25,7 @@ from ._server import serve_admin
 from ._shapes import SHAPES
 from ._workers import BODY_LIMIT as WORKER_BODY_LIMIT
 from ._workers import MOST_BYTES as MOST_WORKER_BYTES
+from ._workers import bearer as bearer_of_worker
 from ._workers import make_internal_app
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "Row",
     "Soon",
     "answered",
+    "bearer_of_worker",
     "complaints",
     "dashboard_page",
     "make_admin_app",

@@ -34,7 +34,7 @@ class AdminCode(NamedTuple):
 
 
 ADMIN_CODES: Final[dict[str, AdminCode]] = {
-    "invalid_json": AdminCode(400, _INVALID, "the body is no JSON object"),
+    "invalid_json": AdminCode(400, _INVALID, "the body is no JSON object, or not by the strict rules"),
     "invalid_value": AdminCode(400, _INVALID, "a value can not be taken; `param` names it"),
     "missing_field": AdminCode(400, _INVALID, "a field is missing; `param` names it"),
     "unknown_field": AdminCode(400, _INVALID, "there is no such field; `param` names it"),
@@ -48,7 +48,9 @@ ADMIN_CODES: Final[dict[str, AdminCode]] = {
     "not_found": AdminCode(404, _INVALID, "there is no such request, tenant, worker or key"),
     "method_not_allowed": AdminCode(405, _INVALID, "the path is there, but not for this method"),
     "request_timeout": AdminCode(408, _INVALID, "the body did not come in time"),
-    "not_possible": AdminCode(409, _INVALID, "it can not be done in the present state"),
+    "not_possible": AdminCode(
+        409, _INVALID, "it can not be done in the present state, or a process that has to be asked is silent"
+    ),
     "request_too_large": AdminCode(413, _INVALID, "the body is longer than 64 KiB"),
     "unsupported_media_type": AdminCode(415, _INVALID, "the body is not `application/json`"),
     "rate_limit_exceeded": AdminCode(429, "rate_limit_error", "too many bad tokens from one address"),

@@ -6,6 +6,7 @@ that its peer closed for as long as an idle one, and one whose peer closed it wi
 further requests sent for ever. All are cured by the subclass here (the first two
 are measured and described in docs/decisions). Whoever keeps
 many connections open locks nobody out: the one that was idle for longest gives way.
+What a peer does wrong is kept from raising anything, so that whatever is raised is a bug.
 """
 
 from __future__ import annotations
@@ -36,11 +37,27 @@ MOST_OPERATORS: Final = (
 )
 
 
+class NoWebSocket(Exception):
+    """The request offers a WebSocket, and has been refused."""
+
+
 class NoUpgrade(H11Protocol):
-    """HTTP/1.1 that does not take up an offer of HTTP/2 (RFC 9110 7.8: a server may ignore it)."""
+    """HTTP/1.1 and nothing else.
+
+    An offer of HTTP/2 is not taken up (RFC 9110 7.8: a server may ignore it). Nothing here speaks WebSocket,
+    so one that is offered is refused before Hypercorn has read what belongs to it: what it can not read, or
+    comes before its answer, it takes for a fault of its own.
+    """
 
     async def _check_protocol(self, event: h11.Request) -> None:
-        if all(value.strip().lower() != b"h2c" for name, value in event.headers if name == b"upgrade"):
+        # As Hypercorn reads them, which drops more blanks than those of HTTP.
+        offered = {
+            value.decode("latin-1").strip().lower() for name, value in event.headers if name == b"upgrade"
+        }
+        if "websocket" in offered:
+            await self._send_error_response(403)
+            raise NoWebSocket
+        if "h2c" not in offered:
             await super()._check_protocol(event)
 
 
@@ -65,7 +82,7 @@ class Http1Only(ProtocolWrapper):
         """Take what came from the connection."""
         try:
             await self.protocol.handle(event)
-        except H2ProtocolAssumedError:
+        except (H2ProtocolAssumedError, NoWebSocket):
             await self.send(Closed())
 
 
@@ -162,6 +179,14 @@ class GuardedServer(TCPServer):
         except* Exception as group:
             self.config.bug("admin connection", group)
             await trio.aclose_forcefully(self.stream)
+
+    async def _close(self) -> None:
+        """Close without Hypercorn's own end of sending before it.
+
+        A close tells the peer the same, and a task that begins to write meanwhile finds the stream closed.
+        While the end is sent, it would find it busy, which is no fault of anybody.
+        """
+        await self.stream.aclose()
 
     def _note(self, idle: bool) -> None:
         self.idle = idle

@@ -31,13 +31,13 @@ def make_internal_app(registrations: Registrations, join_token: str) -> Starlett
     """
 
     async def register(request: Request) -> Response:
-        if not hmac.compare_digest(_bearer(request).encode(), join_token.encode()):
+        if not hmac.compare_digest(bearer(request).encode(), join_token.encode()):
             raise Turned(401, "this is not the join token")
         asked = _read(await _body(request), Registration)
         return _answer(200, write_message(await registrations.register(asked)))
 
     async def report(request: Request) -> Response:
-        worker_id, shown = request.path_params["worker_id"], _bearer(request)
+        worker_id, shown = request.path_params["worker_id"], bearer(request)
         registrations.recognise(worker_id, shown)  # before anybody's body takes memory
         told = _read(await _body(request), WorkerReport)
         registrations.report(worker_id, shown, told)
@@ -46,7 +46,7 @@ def make_internal_app(registrations: Registrations, join_token: str) -> Starlett
     async def remove(request: Request) -> Response:  # noqa: ASYNC124
         asked = request.query_params.get("incarnation", "")
         incarnation = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 20 else None
-        registrations.remove(request.path_params["worker_id"], _bearer(request), incarnation)
+        registrations.remove(request.path_params["worker_id"], bearer(request), incarnation)
         return _answer(200, b"{}")
 
     async def livez(request: Request) -> Response:  # noqa: ASYNC124
@@ -94,7 +94,8 @@ def _read(body: bytes, kind: type[_M]) -> _M:
         raise Turned(400, "the message can not be read") from None
 
 
-def _bearer(request: Request) -> str:
+def bearer(request: Request) -> str:
+    """Answer the secret that a request shows; empty if none."""
     scheme, _, shown = request.headers.get("authorization", "").partition(" ")
     return shown.strip() if scheme.lower() == "bearer" else ""
 

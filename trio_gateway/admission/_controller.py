@@ -29,8 +29,8 @@ from ._loans import Loans, slots_of, tenant_of, tier_of
 from ._returns import JITTER, SOONEST, Returns
 from ._scheduler import Scheduler
 
-Kind = tuple[str, int, bool, frozenset[str]]  # see `_kind_of`
-_NO_KIND: Final[Kind] = "", 0, False, frozenset()
+Kind = tuple[str, str, int, bool, frozenset[str]]  # see `_kind_of`
+_NO_KIND: Final[Kind] = "", "", 0, False, frozenset()
 
 TIERS: Final = ("interactive", "standard", "batch")
 PATIENCE: Final = 0.02  # seconds for the lender to call back what another process keeps and does not use
@@ -160,6 +160,9 @@ class Slots(Protocol):
 
     def size_of(self, worker_id: str) -> tuple[int, float]:
         """Slots of a worker, and its grace."""
+
+    def resized(self) -> list[str]:
+        """Name workers of which slots were lent, and there are more or fewer since this was last asked."""
 
     def lend(self, worker_id: str, slots: int) -> bool:
         """Take slots that were lent; False: there is no such worker."""
@@ -404,9 +407,12 @@ class Looked:
 
 
 def _kind_of(ticket: Ticket) -> Kind:
-    """All of a waiter that decides whether a worker has room for it, as far as others may share it."""
+    """All of a waiter that decides whether a worker has room for it, as far as others may share it.
+
+    What engines call a model may be another name for who came before the file was read again.
+    """
     request = ticket.request
-    return request.model, _choices(request), request.last_try, ticket.without
+    return request.model, request.upstream_model, _choices(request), request.last_try, ticket.without
 
 
 def _count_alike(line: Iterable[Ticket], kind: Kind) -> int:
@@ -812,8 +818,17 @@ class Admission:
             for units, workers in by_units.items():
                 loans.want_slots(ticket.model, workers, units, looked.waiting[kind])
 
+    def _redescribe(self, loans: Loans) -> None:
+        """Say what there is now of what was borrowed: others wait for it, and nobody here may any more."""
+        for worker in self._slots.resized():
+            loans.lender.describe(slots_of(worker), *self._slots.size_of(worker))
+        for (pool, tier), holding in self._holding.items():
+            if holding and (most := self._share_of(pool, tier)) is not None:
+                loans.redescribe(tier_of(TIERS[tier], pool), most)
+
     def _settle_loans(self, loans: Loans) -> None:
         """Give back what nobody here needs, and say what would be of use."""
+        self._redescribe(loans)
         for worker, slots in self._slots.idle(loans.workers):
             loans.lender.give_back(slots_of(worker), slots)
         for tenant, most in tuple(loans.short.items()):
@@ -833,21 +848,31 @@ class Admission:
         return tenant in self._frozen or self._is_at_its_bound(tenant)
 
     def _is_at_its_bound(self, tenant: str) -> bool:
-        most, running = self._shares[tenant].max_concurrency, self._running.get(tenant, 0)
+        most, running = self._bound_of(tenant), self._running.get(tenant, 0)
         if most is None:
             return False
-        most = max(most // self.parties, 1)
         if running < most and self._loans is not None and self._loans.permits[tenant_of(tenant)] <= running:
             self._loans.short[tenant] = most
             return True
         return running >= most
 
-    def _tier_is_full(self, pool: str, tier: int) -> bool:
+    def _bound_of(self, tenant: str) -> int | None:
+        """How many exchanges a tenant may have at a time; None: any number."""
+        most = self._shares[tenant].max_concurrency
+        return None if most is None else max(most // self.parties, 1)
+
+    def _share_of(self, pool: str, tier: int) -> int | None:
+        """How many slots of a pool a tier may hold; None: all there are."""
         share = self.limits.max_shares.get(TIERS[tier], 1.0)
         if share >= 1:  # what still runs at a worker that is gone counts, and its slots do not
-            return False
+            return None
         slots = self._slots.pool_slots(pool)
-        most = max(int(share * slots), 1) if slots else 0  # 0: its models moved to another pool
+        return max(int(share * slots), 1) if slots else 0  # 0: its models moved to another pool
+
+    def _tier_is_full(self, pool: str, tier: int) -> bool:
+        most = self._share_of(pool, tier)
+        if most is None:
+            return False
         holding = self._holding.get((pool, tier), 0)
         if self._loans is not None and holding < most:
             thing = tier_of(TIERS[tier], pool)
@@ -871,9 +896,9 @@ class Admission:
         """
         self._shares = {**self._shares, **shares}
         if self._loans is not None:
-            self._loans.redescribe_tenants(
-                {name: share.max_concurrency for name, share in self._shares.items()}
-            )
+            for tenant in self._loans.tenants():
+                if (most := self._bound_of(tenant)) is not None:
+                    self._loans.redescribe(tenant_of(tenant), most)
         for tenant in self._queue.tenants():
             self._take_back(tenant)  # its bound may be higher now
         self.dispatch()

@@ -7,10 +7,12 @@ have at a time is kept, for the next of its requests, until another process wait
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from ..contract import LenderPort, Want
+
+_TENANT: Final = "tenant:"
 
 
 def slots_of(worker: str) -> str:
@@ -20,7 +22,7 @@ def slots_of(worker: str) -> str:
 
 def tenant_of(tenant: str) -> str:
     """Name the right of a tenant to one exchange at a worker."""
-    return f"tenant:{tenant}"
+    return f"{_TENANT}{tenant}"
 
 
 def tier_of(tier: str, pool: str) -> str:
@@ -83,10 +85,15 @@ class Loans:
             self.permits[thing] -= surplus
             self.lender.give_back(thing, surplus)
 
-    def redescribe_tenants(self, bounds: Mapping[str, int | None]) -> None:
-        """Say how many there are now of what was borrowed for tenants."""
-        for thing, units in self.permits.items():
-            kind, _, tenant = thing.partition(":")
-            most = bounds.get(tenant)
-            if units and kind == "tenant" and most is not None:
-                self.lender.describe(thing, most, 0.0)
+    def tenants(self) -> list[str]:
+        """Name those for whom something is borrowed."""
+        return [
+            thing.removeprefix(_TENANT)
+            for thing, units in self.permits.items()
+            if units and thing.startswith(_TENANT)
+        ]
+
+    def redescribe(self, thing: str, most: int) -> None:
+        """Say how many there are now of a thing, if some of it were borrowed."""
+        if self.permits[thing]:
+            self.lender.describe(thing, most, 0.0)

@@ -62,7 +62,8 @@ class Door:
         sockets: all WebSockets of the process.
 
     Attributes:
-        elsewhere: asks other processes as `look` answers here; None: there are none.
+        elsewhere: asks other processes as `look` answers here, and refuses if one does not say; None: there
+            are none.
         hand_over: hands a connection to the process that `keeps` an answer; told the request's id, tenant,
             key, descriptor and what was read; False: there is none.
     """

@@ -92,6 +92,7 @@ class Fleet:
         self.books: dict[str, WorkerBook] = {}
         self._of_worker: dict[Worker, WorkerBook] = {}
         self._loose: dict[WorkerBook, None] = {}  # those that may have slots which were lent and are idle
+        self._resized: dict[str, None] = {}  # workers with such slots that have more or fewer in all now
         self._usual = 0.0
         self.models: dict[str, Route] = {route.model: route for route in routes}
         self.routes: dict[str, Route] = {}
@@ -146,8 +147,9 @@ class Fleet:
     def describe(self, worker: Worker) -> None:
         """Describe the worker of this id, which must be there, anew; its place, state and counts stay."""
         book = self.books[worker.id]
+        size = book.size
         book.describe(worker)
-        self._note_room(book)
+        self._note_size(book, size)
         self._of_worker[worker] = book
         self._see_to_names()
         self.changed()
@@ -214,8 +216,9 @@ class Fleet:
         """Use only a portion of each worker's slots from now on; None: all. What runs goes on."""
         self._portion = portion
         for book in self.books.values():
+            size = book.size
             book.divide(portion)
-            self._note_room(book)
+            self._note_size(book, size)
         self._pool_sizes.clear()
 
     def remove(self, worker_id: str) -> WorkerBook | None:
@@ -474,6 +477,12 @@ class Fleet:
         else:
             self._roomy.pop(book, None)
 
+    def _note_size(self, book: WorkerBook, before: int) -> None:
+        """As `_note_room`, of a worker that had so many slots before."""
+        self._note_room(book)
+        if self.settings.lent and book.slots and book.size != before:
+            self._resized[book.worker.id] = None
+
     def _choose_among(
         self,
         books: Sequence[WorkerBook],
@@ -556,6 +565,14 @@ class Fleet:
         """Answer how many slots of a worker this gateway may use, and its ``cancel_grace``."""
         book = self.books[worker_id]
         return book.size, book.worker.cancel_grace
+
+    def resized(self) -> list[str]:
+        """Name workers of which slots were lent, and there are more or fewer since this was last asked."""
+        if not self._resized:
+            return []
+        resized = [name for name in self._resized if name in self.books]
+        self._resized.clear()
+        return resized
 
     def lend(self, worker_id: str, slots: int) -> bool:
         """Take slots that were lent; answers whether there is such a worker still."""
@@ -909,7 +926,7 @@ class Fleet:
         size = book.size
         book.report_slots(reading.slots)
         if book.size != size:
-            self._note_room(book)
+            self._note_size(book, size)
             self._pool_sizes.clear()
         if book.has_room and reading.state == "ready":
             for model, outage in tuple(book.outages.items()):

@@ -1,10 +1,10 @@
 """What is lent to whom, and who is next. Pure: the moment is an argument, in seconds.
 
 A thing has so many units, for all borrowers together: as many as the borrower says that believes in the
-fewest. Units come free one after the other, and go to whoever of those that wait has had the least of that
-thing for what waits there: start-time fair queueing (Goyal et al., SIGCOMM 1996), where the weight of a
-borrower is what it waits for at the moment. So none is served first because it always has something waiting,
-and of equals comes first who came first.
+fewest, of those that have or want some. Units come free one after the other, and go to whoever of those that
+wait has had the least of that thing for what waits there: start-time fair queueing (Goyal et al., SIGCOMM
+1996), where the weight of a borrower is what it waits for at the moment. So none is served first because it
+always has something waiting, and of equals comes first who came first.
 
 What a borrower had that died stays in use for a grace: it may take as long until it really stops.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -54,7 +54,7 @@ class _Thing:
     """One thing that is lent.
 
     Attributes:
-        told: by borrower, how many units it believes there are.
+        told: by borrower, how many units it believes there are, or believed when it last said something.
         lent: units by borrower.
         mourned: units of borrowers that died, until their grace is over.
         wanting: wants that it would do for, in the order in which they came.
@@ -74,7 +74,10 @@ class _Thing:
 
     @property
     def units(self) -> int:
-        return min(self.told.values(), default=0)
+        """How many there are, as those believe who have or want some, and tell what changes."""
+        heeded = self.lent.keys() | {borrower for borrower, _ in self.wanting}
+        told = [units for borrower, units in self.told.items() if borrower in heeded]
+        return min(told or self.told.values(), default=0)
 
     @property
     def free(self) -> int:
@@ -88,10 +91,10 @@ class _Thing:
         """Units that a borrower waits for, of this thing or another in its place."""
         return sum(each.count * each.units for each in self.wanting.values() if each.borrower == borrower)
 
-    def next(self) -> _Wanted | None:
+    def next(self, deaf: Collection[int]) -> _Wanted | None:
         """Answer the want that is served next, of those for which there is enough; None: there is none."""
         free = self.free
-        fitting = [each for each in self.wanting.values() if each.units <= free]
+        fitting = [each for each in self.wanting.values() if each.units <= free and each.borrower not in deaf]
         return min(fitting, key=lambda each: self.start_of(each.borrower), default=None)
 
     def lend(self, wanted: _Wanted) -> None:
@@ -125,6 +128,7 @@ class LendingBook:
         self._mourning: list[tuple[float, int, str, int]] = []  # until when, unique, thing, units
         self._order: Final = itertools.count()
         self._changed: dict[str, None] = {}  # things of which more may be lent, or others be recalled
+        self._deaf: set[int] = set()  # borrowers that would not hear of a loan
 
     # -- what borrowers say
 
@@ -175,8 +179,17 @@ class LendingBook:
         if not known.lent[borrower]:
             del known.lent[borrower]
 
+    def hears(self, borrower: int, hears: bool) -> None:
+        """Lend nothing to a borrower that does not hear, or again to one that does. What it wants stays."""
+        if hears is (borrower not in self._deaf):
+            return
+        (self._deaf.discard if hears else self._deaf.add)(borrower)
+        for wanted in self._wants.get(borrower, {}).values():
+            self._changed |= dict.fromkeys(wanted.things)
+
     def leave(self, borrower: int, now: float) -> None:
         """A borrower is gone: it wants nothing more, and what it had comes free when its grace is over."""
+        self._deaf.discard(borrower)
         for wanted in tuple(self._wants.get(borrower, {}).values()):
             self._drop(wanted)
         self._wants.pop(borrower, None)
@@ -212,11 +225,11 @@ class LendingBook:
         self._changed.clear()
         return found
 
-    @staticmethod
-    def _recalls_of(name: str, thing: _Thing) -> Iterable[Recall]:
-        wanting = {each.borrower for each in thing.wanting.values()}
+    def _recalls_of(self, name: str, thing: _Thing) -> Iterable[Recall]:
+        wanting = {each.borrower for each in thing.wanting.values()} - self._deaf
+        too_many = thing.free < 0
         for borrower in thing.lent.keys() | thing.recalled:
-            wanted = borrower in thing.lent and (thing.free < 0 or bool(wanting - {borrower}))
+            wanted = borrower in thing.lent and (too_many or bool(wanting - {borrower}))
             if wanted and borrower not in thing.recalled:
                 thing.recalled.add(borrower)
                 yield Recall(borrower, name, True)
@@ -255,7 +268,7 @@ class LendingBook:
 
     def _serve(self, name: str) -> Loan | None:
         """Serve one want that a thing would do for, with the thing that it prefers."""
-        wanted = self._things[name].next()
+        wanted = self._things[name].next(self._deaf)
         if wanted is None:
             return None
         best = next(each for each in wanted.things if self._things[each].free >= wanted.units)

@@ -105,12 +105,14 @@ class Broker:
     def call(self, number: int) -> int:
         """Call a borrower, whose loop answers at once; answers how many calls before have no answer yet.
 
-        One that is still starting hears nothing yet, and is not called.
+        One that is still starting hears nothing yet, and is not called. While one has not answered, nothing
+        is lent to it: it would get all that comes free, and use nothing of it.
         """
         borrower = self._borrowers.get(number)
         if borrower is None or not borrower.speaks:
             return 0
         silent = borrower.calls - borrower.answered
+        self.book.hears(number, not silent)
         borrower.calls += 1
         borrower.next.call = borrower.calls
         borrower.speak()
@@ -127,7 +129,9 @@ class Broker:
 
     def _hear(self, borrower: _Borrower, line: bytes, ready: Tell, last: Tell) -> None:
         said, number, book = read_said(line), borrower.number, self.book
-        borrower.answered = max(borrower.answered, said.alive)
+        if said.alive:
+            borrower.answered = max(borrower.answered, said.alive)
+            book.hears(number, True)
         for thing, (units, grace) in said.of.items():
             book.describe(number, thing, units, grace)
         for thing, units in said.back.items():

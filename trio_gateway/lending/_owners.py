@@ -11,7 +11,7 @@ import array
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -28,6 +28,7 @@ HEAD_LONGEST: Final = 1024 * 1024  # bytes of a connection that were read before
 Answer = dict[str, Any] | None
 Look = Callable[[str, str, bool], Answer]
 Keeps = Callable[[str, str, str | None], bool]
+Hear = Callable[[trio.SocketStream, Any], Awaitable[bool | None]]
 
 
 class Question(msgspec.Struct, array_like=True, frozen=True):
@@ -77,24 +78,26 @@ class Owners:
         self._adopter = adopter
 
     async def ask(self, request_id: str, tenant: str, cancel: bool) -> Answer:
-        """Answer how a request stands at another process; None: it is at none of them."""
-        found: list[dict[str, Any]] = []
-        question = msgspec.json.encode(Question(request_id, tenant, cancel)) + b"\n"
+        """Answer how a request stands at another process; None: it is at none of them.
 
-        async def one(number: int) -> None:
-            with contextlib.suppress(OSError, trio.BrokenResourceError, msgspec.DecodeError):
-                async with await trio.open_unix_socket(self._place.owners_path(number)) as stream:
-                    await stream.send_all(question)
-                    answer: Answer = msgspec.json.decode(await _line(stream))
-                    if answer is not None:
-                        found.append(answer)
+        Raises:
+            Refused: one did not say in time whether it has it.
+        """
+        found: Answer = None
 
-        with trio.move_on_after(LIMIT):
-            async with trio.open_nursery() as nursery:
-                for number in range(self._place.of):
-                    if number != self._place.number:
-                        nursery.start_soon(one, number)
-        return found[0] if found else None
+        async def hear(stream: trio.SocketStream, said: Any) -> bool | None:  # noqa: ASYNC124
+            nonlocal found
+            if not (said is None or isinstance(said, dict)):
+                return None
+            if said is not None:
+                found = said
+            return said is not None
+
+        if not await self._ask_others(Question(request_id, tenant, cancel), hear):
+            raise Refused(
+                Problem.of("queue_full", "a process that may have this request does not answer now")
+            )
+        return found
 
     async def hand_over(
         self, request_id: str, tenant: str, key_id: str | None, connection: int, begun: bytes
@@ -109,8 +112,29 @@ class Owners:
             Refused: the process that keeps it has no room for a connection, or one did not say in time
                 whether it does; nothing was done.
         """
-        question = msgspec.json.encode(Question(request_id, tenant, key_id, len(begun))) + b"\n"
-        handed: list[int] = []
+        handed = False
+
+        async def hear(stream: trio.SocketStream, said: Any) -> bool | None:
+            nonlocal handed
+            if said is True and not handed:
+                await _send(stream, connection, begun)
+                handed = True  # from here on it is the other's, whatever comes
+                return True
+            return False if said is False else None
+
+        if not await self._ask_others(Question(request_id, tenant, key_id, len(begun)), hear):
+            raise Refused(
+                Problem.of("queue_full", "the process that has this answer takes no connection now")
+            )
+        return handed
+
+    async def _ask_others(self, question: Question, hear: Hear) -> bool:
+        """Ask all others at once, until one has it; False: none was found, and some may have it.
+
+        Args:
+            hear: told what one said; answers whether that one has it, and None if that is not known.
+        """
+        line = msgspec.json.encode(question) + b"\n"
         unsure = set(range(self._place.of)) - {self._place.number}
         with trio.move_on_after(LIMIT):
             async with trio.open_nursery() as nursery:
@@ -118,13 +142,12 @@ class Owners:
                 async def one(number: int) -> None:
                     try:
                         async with await trio.open_unix_socket(self._place.owners_path(number)) as stream:
-                            await stream.send_all(question)
-                            said = msgspec.json.decode(await _line(stream))
-                            if said is False:
+                            await stream.send_all(line)
+                            has_it = await hear(stream, msgspec.json.decode(await _line(stream)))
+                            if has_it is False:
                                 unsure.discard(number)
-                            if said is True and not handed:
-                                await _send(stream, connection, begun)
-                                handed.append(number)  # from here on it is the other's, whatever comes
+                            elif has_it:
+                                unsure.clear()
                                 nursery.cancel_scope.cancel()
                     except (FileNotFoundError, ConnectionRefusedError):
                         unsure.discard(number)  # there is no such process now
@@ -133,11 +156,7 @@ class Owners:
 
                 for number in tuple(unsure):
                     nursery.start_soon(one, number)
-        if unsure and not handed:
-            raise Refused(
-                Problem.of("queue_full", "the process that has this answer takes no connection now")
-            )
-        return bool(handed)
+        return not unsure
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer the others, for ever."""

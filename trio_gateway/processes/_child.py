@@ -115,9 +115,10 @@ class Child:
             NoAnswer: there was none.
         """
         answer = None
+        lines = {name.encode(): value.encode("latin-1") for name, value in headers.items()}  # as they came
         with trio.move_on_after(ASK_LIMIT):
             try:
-                answer = await self._workers.request(method, target, headers=headers, content=body)
+                answer = await self._workers.request(method, target, headers=lines, content=body)
             except (httpx.HTTPError, OSError) as error:
                 raise NoAnswer(f"process {self.number}: {type(error).__name__}") from error
         if answer is None:

@@ -7,6 +7,7 @@ a process that is started later, before it serves anybody.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ KEPT_ENDINGS: Final = 1000
 MOST_PAGES: Final = 20  # of rows that are read of one process for one answer
 MOST_WORDS: Final = 4000  # characters of what is wrong with a file
 AGAIN: Final = 1.0  # seconds until loans that differ are compared again: messages may be on their way
+READ_PATIENCE: Final = 2.0  # seconds for who hangs: somebody scrapes, or looks at a page
 READ_LIMIT: Final = 10.0  # seconds for the file to be read; one on a disk that is away may take for ever
 SHOWN_ONCE: Final = "key"
 
@@ -118,18 +120,26 @@ class ManyOperations:
         return [child for child in self._house.children if child.welcomed]
 
     async def _all(
-        self, ask: Callable[[Child], Awaitable[Any]], children: Sequence[Child] | None = None
+        self,
+        ask: Callable[[Child], Awaitable[Any]],
+        children: Sequence[Child] | None = None,
+        patience: float = READ_PATIENCE,
     ) -> tuple[dict[int, Any], list[Refused]]:
         """Ask all processes at once; answers what they answer, and how they refuse, by their numbers.
 
+        Where something is nowhere, but not each of them said so, that is the first refusal.
+
         Args:
             children: those that are asked; all that serve if None.
+            patience: seconds for those that have not answered when the first one has.
 
         Raises:
             Refused: none of them answered anything.
         """
+        asked = list(self._alive() if children is None else children)
         answers: dict[int, Any] = {}
         refused: dict[int, Refused] = {}
+        silent: dict[int, str] = {}
 
         async def one(child: Child) -> None:
             try:
@@ -137,14 +147,24 @@ class ManyOperations:
             except Refused as error:
                 refused[child.number] = error
             except NoAnswer as error:
-                self._house.log.write("warning", "process_silent", process=child.number, reason=str(error))
+                silent[child.number] = str(error)
+                return
+            scope.deadline = min(scope.deadline, trio.current_time() + patience)
 
-        async with trio.open_nursery() as nursery:
-            for child in self._alive() if children is None else children:
-                nursery.start_soon(one, child)
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                for child in asked:
+                    nursery.start_soon(one, child)
+        for number in {child.number for child in asked} - answers.keys() - refused.keys():
+            reason = silent.setdefault(number, f"process {number} is silent {patience:g} s after another")
+            self._house.log.write("warning", "process_silent", process=number, reason=reason)
         if not answers and not refused:
             raise refusal("not_possible", "no process answers at the moment")
-        return dict(sorted(answers.items())), [refused[number] for number in sorted(refused)]
+        told = [refused[number] for number in sorted(refused)]
+        if silent and all(each.problem.status == 404 for each in told):
+            one_of_them = silent[min(silent)]
+            told.insert(0, refusal("not_possible", f"nobody knows whether it is there: {one_of_them}"))
+        return dict(sorted(answers.items())), told
 
     async def _read(self, name: str, **query: Any) -> dict[int, Any]:
         path = _PATHS[name]
@@ -369,7 +389,8 @@ class ManyOperations:
         path = _path(action, target)
         if action == "keys.rotate":
             return await self._rotate(path, arguments)
-        answers, refused = await self._all(lambda child: child.act(path, arguments), self._welcomed())
+        told = self._welcomed()
+        answers, refused = await self._all(lambda child: child.act(path, arguments), told, math.inf)
         if not answers:
             raise refused[0]
         self._remember(action, target, arguments)

@@ -8,6 +8,7 @@ nothing else. It serves no client itself.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import shutil
@@ -40,7 +41,8 @@ LONGEST_PAUSE: Final = 30.0  # seconds; doubled for each that did not
 LIVED: Final = 30.0  # seconds after which a process has lived long
 BEYOND: Final = 2.0  # seconds that processes may take beyond their own hard limit
 LOOK_EVERY: Final = 5.0  # seconds; what was counted since is lost with a process that is killed
-MOST_CALLS: Final = 5  # that have no answer; a process that leaves so many hangs
+FEWEST_CALLS: Final = 5  # without an answer for as long as a process may hang
+CALL_EVERY: Final = 0.25  # seconds, or sooner; so soon nothing more is lent to one that hangs
 START_LIMIT: Final = 120.0  # seconds for a process to serve; many that start at once share the processors
 TRAIL_LIMIT: Final = 1.0  # seconds for what operators did to get into the database
 MOST_AGENTS: Final = 1024  # connections of agents at a time
@@ -74,7 +76,14 @@ class Supervisor:
         self.ended: list[Row] = []
         self.broker = Broker()
         self._certificates = Certificates()
-        self._workers = WorkerDoor(lambda: self.children, self.settings.fleet.ttl, log)
+        fleet, token = self.settings.fleet, self.settings.internal.join_token
+        self._workers = WorkerDoor(
+            lambda: self.children,
+            fleet.ttl,
+            fleet.heartbeat_interval,
+            "" if token is None else token.get_secret_value(),  # then there is no listener
+            log,
+        )
         self._command = tuple(command)
         self._latest: dict[int, Row] = {}
         self._numbers = 0
@@ -346,14 +355,15 @@ class Supervisor:
 
         Only calls count, so nobody is thought to hang while the whole machine stood still.
         """
-        begun, every = trio.current_time(), self.settings.server.hang_limit / MOST_CALLS
+        begun, limit = trio.current_time(), self.settings.server.hang_limit
+        calls = max(FEWEST_CALLS, math.ceil(limit / CALL_EVERY))
         while True:
-            await trio.sleep(every)
+            await trio.sleep(limit / calls)
             silent = self.broker.call(number)
             late = child.boot_id is None and trio.current_time() - begun > START_LIMIT
-            if self.stopping or child.retiring:
+            if self.stopping:
                 continue  # how long that takes has a limit of its own
-            if silent >= MOST_CALLS or late:
+            if silent >= calls or (late and not child.retiring):
                 self.log.write("error", "process_hangs", process=child.number, pid=process.pid)
                 process.kill()
                 return
