@@ -223,6 +223,29 @@ async def test_a_process_that_hangs_is_replaced_and_its_slots_come_back(tmp_path
         assert len([line for line in gateway.gateway.lines if line["event"] == "process_hangs"]) == 1
 
 
+async def test_a_process_that_hangs_does_not_get_every_slot_that_comes_free(tmp_path: Path) -> None:
+    async with (
+        refusing_engine(slots=16) as url,  # its answers take 30 ms
+        processes(url, folder=tmp_path, worker={"slots": 16, "cancel_grace": 0.2}) as gateway,
+    ):
+        load = Load(gateway)
+        async with trio.open_nursery() as nursery:
+            for number in range(64):
+                nursery.start_soon(load.client, number)
+            await gateway.until(lambda found: found["waiting"] > 40, "statistics")
+            stopped = (await pids(gateway))[0]
+            os.kill(stopped, signal.SIGSTOP)
+            # More than 16 slots could answer until it is known to be silent, which takes half a second.
+            enough = load.ended[200] + 400
+            await until(lambda: load.ended[200] >= enough)
+            assert not [line for line in gateway.gateway.lines if line["event"] == "process_hangs"]
+            os.kill(stopped, signal.SIGCONT)
+            load.stop()
+        assert set(load.ended) == {200}
+        free = {"units": 16, "lent": 0, "mourned": 0, "wanted": 0}
+        await gateway.until(lambda found: found["lending"]["slots:w1"] == free, "statistics")
+
+
 async def test_a_process_that_hangs_while_it_retires_is_not_waited_for(tmp_path: Path) -> None:
     go = trio.Event()
     script = (*STREAM[:3], WaitFor(go), *STREAM[3:])

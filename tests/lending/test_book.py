@@ -47,6 +47,7 @@ class Lending(RuleBasedStateMachine):
         self.buried: list[tuple[float, str, int]] = []
         self.recalled: set[tuple[int, str]] = set()
         self.most: dict[str, int] = {}
+        self.unheard: dict[int, Counter[str]] = {}  # what was lent since each last said something
 
     def units(self, thing: str) -> int:
         told = {one: self.told[one, thing] for one in self.alive if (one, thing) in self.told}
@@ -62,15 +63,12 @@ class Lending(RuleBasedStateMachine):
 
     def settle(self) -> None:
         before = {thing: self.used(thing) for thing in THINGS}
-        for loan in self.book.lend(self.now):
-            want = self.wants[loan.borrower, loan.name]
-            assert loan.thing in want.things
-            assert loan.units == want.units
-            self.has[loan.borrower, loan.thing] += loan.units
-            if want.count == 1:
-                del self.wants[loan.borrower, loan.name]
-            else:
-                self.wants[loan.borrower, loan.name] = Want(want.things, want.units, want.count - 1)
+        self.lend()
+        while self.book.passed:
+            for borrower in tuple(self.book.passed):
+                assert self.unheard[borrower]
+                self.say(borrower)
+            self.lend()
         for thing in THINGS:
             assert self.used(thing) <= max(self.units(thing), before[thing])
         for recall in self.book.recalls():
@@ -80,12 +78,30 @@ class Lending(RuleBasedStateMachine):
             else:
                 self.recalled.remove((recall.borrower, recall.thing))
 
+    def say(self, borrower: int) -> None:
+        self.unheard.pop(borrower, None)
+        self.book.says(borrower)
+
+    def lend(self) -> None:
+        for loan in self.book.lend(self.now):
+            unheard = self.unheard.setdefault(loan.borrower, Counter())
+            assert not unheard[loan.thing] or unheard[loan.thing] + loan.units <= self.units(loan.thing) // 8
+            unheard[loan.thing] += loan.units
+            want = self.wants[loan.borrower, loan.name]
+            assert loan.thing in want.things
+            assert loan.units == want.units
+            self.has[loan.borrower, loan.thing] += loan.units
+            if want.count == 1:
+                del self.wants[loan.borrower, loan.name]
+            else:
+                self.wants[loan.borrower, loan.name] = Want(want.things, want.units, want.count - 1)
+
     @rule()
     def come(self) -> None:
         self.alive.append(next(self.numbers))
 
     @precondition(lambda self: self.alive)
-    @rule(data=st.data(), thing=st.sampled_from(THINGS), units=st.integers(0, 5))
+    @rule(data=st.data(), thing=st.sampled_from(THINGS), units=st.one_of(st.integers(0, 5), st.just(24)))
     def describe(self, data: st.DataObject, thing: str, units: int) -> None:
         borrower = data.draw(st.sampled_from(self.alive))
         self.told[borrower, thing] = units
@@ -135,8 +151,14 @@ class Lending(RuleBasedStateMachine):
                 self.buried.append((self.now + GRACE, thing, units))
         for name in NAMES:
             self.wants.pop((borrower, name), None)
+        self.unheard.pop(borrower, None)
         self.book.leave(borrower, self.now)
         self.settle()
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def say_something(self, data: st.DataObject) -> None:
+        self.say(data.draw(st.sampled_from(self.alive)))
 
     @rule(seconds=st.sampled_from((1.0, GRACE)))
     def pass_time(self, seconds: float) -> None:
@@ -175,16 +197,27 @@ TestLending = Lending.TestCase
 TestLending.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
+def lend(made: LendingBook, now: float) -> list[Loan]:
+    """Lend all that can be lent now, where everybody says something whenever that is waited for."""
+    loans = made.lend(now)
+    while made.passed:
+        for borrower in tuple(made.passed):
+            made.says(borrower)
+        loans += made.lend(now)
+    return loans
+
+
 def served(made: LendingBook, weights: dict[int, int], rounds: int) -> Iterator[int]:
     """Give one unit back after the other, and tell who gets it; everybody always waits for as much."""
     for borrower, count in weights.items():
         made.want(borrower, "x", Want(("a",), 1, count))
-    (first,) = made.lend(0.0)
+    (first,) = lend(made, 0.0)
     holder = first.borrower
     for _ in range(rounds):
+        made.says(holder)
         made.want(holder, "x", Want(("a",), 1, weights[holder]))
         made.give_back(holder, "a", 1)
-        (loan,) = made.lend(0.0)
+        (loan,) = lend(made, 0.0)
         holder = loan.borrower
         yield holder
 
@@ -206,78 +239,78 @@ def test_whoever_always_waits_gets_a_share_by_what_waits_within_one_turn(
 def test_a_backlog_is_not_served_before_one_who_comes_later_and_waits_for_less() -> None:
     made = book(a=1)
     made.want(1, "x", Want(("a",), 1, 1000))
-    assert [loan.borrower for loan in made.lend(0.0)] == [1]
+    assert [loan.borrower for loan in lend(made, 0.0)] == [1]
     for _ in range(50):
         made.give_back(1, "a", 1)
-        made.lend(0.0)
+        lend(made, 0.0)
     made.want(2, "x", Want(("a",), 1, 1000))
     got = []
     for _ in range(10):
         holder = next(iter(made.lent()["a"]))
         made.give_back(holder, "a", 1)
-        got += [loan.borrower for loan in made.lend(0.0)]
+        got += [loan.borrower for loan in lend(made, 0.0)]
     assert 5 <= got.count(2) <= 6
 
 
 def test_the_best_of_what_would_do_is_lent() -> None:
     made = book(a=1, b=1, c=1)
     made.want(1, "x", Want(("b", "a"), 1, 2))
-    assert made.lend(0.0) == [Loan(1, "x", "b", 1), Loan(1, "x", "a", 1)]
+    assert lend(made, 0.0) == [Loan(1, "x", "b", 1), Loan(1, "x", "a", 1)]
 
 
 def test_what_needs_more_at_once_waits_and_is_passed_by_what_fits() -> None:
     made = book(a=3)
     made.want(1, "x", Want(("a",), 2, 1))
-    assert made.lend(0.0) == [Loan(1, "x", "a", 2)]
+    assert lend(made, 0.0) == [Loan(1, "x", "a", 2)]
     made.want(1, "x", Want(("a",), 2, 1))
     made.want(2, "x", Want(("a",), 1, 1))
-    assert made.lend(0.0) == [Loan(2, "x", "a", 1)]
+    assert lend(made, 0.0) == [Loan(2, "x", "a", 1)]
     made.give_back(2, "a", 1)
-    assert made.lend(0.0) == []
+    assert lend(made, 0.0) == []
     made.give_back(1, "a", 1)
-    assert made.lend(0.0) == [Loan(1, "x", "a", 2)]
+    assert lend(made, 0.0) == [Loan(1, "x", "a", 2)]
 
 
 def test_what_a_dead_borrower_had_comes_free_when_its_engine_can_have_noticed() -> None:
     made = book(a=2)
     made.want(1, "x", Want(("a",), 1, 2))
-    made.lend(0.0)
+    lend(made, 0.0)
     made.want(2, "x", Want(("a",), 1, 1))
-    assert made.lend(0.0) == []
+    assert lend(made, 0.0) == []
     assert made.recalls() == [Recall(1, "a", True)]
     made.leave(1, 10.0)
-    assert made.lend(10.0) == []
+    assert lend(made, 10.0) == []
     assert made.next_due() == 15.0
-    assert made.lend(14.9) == []
-    assert made.lend(15.0) == [Loan(2, "x", "a", 1)]
+    assert lend(made, 14.9) == []
+    assert lend(made, 15.0) == [Loan(2, "x", "a", 1)]
     assert made.next_due() is None
 
 
 def test_fewer_units_than_are_lent_are_called_back_and_not_lent_again() -> None:
     made = book(a=2)
     made.want(1, "x", Want(("a",), 1, 2))
-    made.lend(0.0)
+    lend(made, 0.0)
     made.describe(1, "a", 1, GRACE)
-    assert made.lend(0.0) == []
+    assert lend(made, 0.0) == []
     assert made.recalls() == [Recall(1, "a", True)]
     made.want(1, "x", Want(("a",), 1, 1))
     made.give_back(1, "a", 1)
-    assert made.lend(0.0) == []
+    assert lend(made, 0.0) == []
     assert made.recalls() == [Recall(1, "a", False)]
 
 
 def test_fewer_units_than_are_lent_are_called_back_for_whoever_waits_and_knows_of_it_first() -> None:
     made = book(a=2)
     made.want(1, "x", Want(("a",), 1, 2))
-    assert len(made.lend(0.0)) == 2
+    assert len(lend(made, 0.0)) == 2
     made.describe(2, "a", 1, GRACE)
     made.want(2, "y", Want(("a",), 1, 1))
-    assert made.lend(0.0) == []
+    assert lend(made, 0.0) == []
     assert made.recalls() == [Recall(1, "a", True)]
     made.give_back(1, "a", 1)
-    assert made.lend(0.0) == []  # there is one, and it is lent
+    assert lend(made, 0.0) == []  # there is one, and it is lent
     made.give_back(1, "a", 1)
-    assert made.lend(0.0) == [Loan(2, "y", "a", 1)]
+    assert lend(made, 0.0) == [Loan(2, "y", "a", 1)]
 
 
 def test_one_that_does_not_hear_gets_nothing_until_it_does_and_others_keep_what_they_have() -> None:
@@ -285,32 +318,61 @@ def test_one_that_does_not_hear_gets_nothing_until_it_does_and_others_keep_what_
     made.want(2, "y", Want(("a",), 1, 2))
     made.hears(2, False)
     made.want(1, "x", Want(("a",), 1, 1))
-    assert made.lend(0.0) == [Loan(1, "x", "a", 1)]
+    assert lend(made, 0.0) == [Loan(1, "x", "a", 1)]
     assert made.recalls() == []
     made.hears(2, True)
-    assert made.lend(0.0) == [Loan(2, "y", "a", 1)]
+    assert lend(made, 0.0) == [Loan(2, "y", "a", 1)]
     assert made.recalls() == [Recall(1, "a", True)]
     made.hears(2, False)
     made.leave(2, 0.0)  # the next of that number, if there were one, would hear
     assert made.recalls() == [Recall(1, "a", False)]
 
 
+def test_one_that_says_nothing_gets_an_eighth_of_what_comes_free_however_long_it_waits() -> None:
+    made = book(a=16, b=16)
+    made.want(1, "x", Want(("a", "b"), 1, 40))
+    assert made.lend(0.0) == [Loan(1, "x", "a", 1)] * 2  # and not of b, which would do less well
+    assert list(made.passed) == [1]
+    made.want(2, "x", Want(("a",), 1, 40))
+    for _ in range(20):
+        for _ in made.lend(0.0):
+            made.says(2)
+            made.give_back(2, "a", 1)
+    assert made.lent() == {"a": {1: 2}}
+    made.want(2, "x", None)
+    made.says(1)
+    assert made.lend(0.0) == [Loan(1, "x", "a", 1)] * 2
+    made.leave(1, 0.0)
+    assert not made.passed
+
+
+def test_one_that_says_nothing_gets_one_at_least_of_what_there_is_little_of() -> None:
+    made = book(a=3)
+    made.want(1, "x", Want(("a",), 2, 1))
+    made.want(1, "y", Want(("a",), 1, 1))
+    assert made.lend(0.0) == [Loan(1, "x", "a", 2)]
+    made.says(1)
+    made.give_back(1, "a", 2)
+    made.leave(2, 0.0)
+    assert made.lend(0.0) == [Loan(1, "y", "a", 1)]
+
+
 def test_what_one_believed_that_has_and_wants_nothing_now_keeps_nothing_from_others() -> None:
     made = book(a=1)
     made.describe(1, "a", 3, GRACE)
     made.want(1, "x", Want(("a",), 1, 2))
-    assert made.lend(0.0) == [Loan(1, "x", "a", 1)] * 2
+    assert lend(made, 0.0) == [Loan(1, "x", "a", 1)] * 2
     made.want(2, "y", Want(("a",), 1, 1))
-    assert made.lend(0.0) == []  # for it there is only one, and it will say so if there are more
+    assert lend(made, 0.0) == []  # for it there is only one, and it will say so if there are more
     made.describe(2, "a", 3, GRACE)
-    assert made.lend(0.0) == [Loan(2, "y", "a", 1)]
+    assert lend(made, 0.0) == [Loan(2, "y", "a", 1)]
 
 
 def test_nothing_is_known_of_what_nobody_has_named_for_long() -> None:
     made = book(a=1)
     made.leave(1, 0.0)
     made.leave(2, 0.0)
-    made.lend(0.0)
+    lend(made, 0.0)
     made.recalls()
     assert made.figures() == {}
 
@@ -333,7 +395,7 @@ def test_a_want_of_nothing_is_refused(want: Want) -> None:
 def test_nobody_gives_back_what_it_has_not(units: int) -> None:
     made = book(a=2)
     made.want(1, "x", Want(("a",)))
-    made.lend(0.0)
+    lend(made, 0.0)
     with pytest.raises(ValueError, match="and has 1"):
         made.give_back(1, "a", units)
     assert lent(made, 1, "a") == 1

@@ -96,6 +96,23 @@ async def test_nothing_is_lent_to_one_that_has_not_answered_until_it_does(autoju
         nursery.cancel_scope.cancel()
 
 
+async def test_who_has_to_say_something_before_it_gets_more_is_asked_once(autojump_clock: MockClock) -> None:
+    async with line() as made, trio.open_nursery() as nursery:
+        borrower, broker = made.borrower, made.broker
+        nursery.start_soon(lambda: borrower.be_ready(boot_id="b"))
+        borrower.describe("slots:w1", 16, 0.0)
+        borrower.want({"x": Want(("slots:w1",), 1, 15)})
+        borrower.speak()
+        await wait_all_tasks_blocked()
+        assert broker.book.figures()["slots:w1"]["lent"] == 2
+        assert [broker.call(NUMBER) for _ in range(3)] == [1, 2, 3]  # a loop that hangs is not asked again
+        nursery.start_soon(borrower.run, Nobody())
+        await wait_all_tasks_blocked()
+        assert broker.book.figures()["slots:w1"]["lent"] == borrower.lent["slots:w1"] == 15
+        assert broker.call(NUMBER) == 0
+        nursery.cancel_scope.cancel()
+
+
 async def test_who_is_told_to_retire_tells_at_its_end_what_it_counted_however_much_that_is(
     autojump_clock: MockClock,
 ) -> None:

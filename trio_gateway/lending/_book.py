@@ -7,6 +7,9 @@ wait has had the least of that thing for what waits there: start-time fair queue
 always has something waiting, and of equals comes first who came first.
 
 What a borrower had that died stays in use for a grace: it may take as long until it really stops.
+
+Whoever says something, hears. Since a borrower last did it is lent an eighth of a thing at most: one that
+hangs while others serve could otherwise get all of it, a unit each time that one comes free.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from ..contract import Want
+
+UNHEARD: Final = 8  # that part of a thing, and a unit at least, is lent to one that has said nothing since
 
 
 class Loan(NamedTuple):
@@ -61,6 +66,7 @@ class _Thing:
         starts: by borrower, the virtual time at which it is served next.
         reached: virtual time of the one that was served last.
         recalled: those that were told to give back.
+        unheard: by borrower, units that were lent to it since it last said something.
     """
 
     grace: float = 0.0
@@ -71,6 +77,7 @@ class _Thing:
     starts: dict[int, float] = field(default_factory=dict)
     reached: float = 0.0
     recalled: set[int] = field(default_factory=set)
+    unheard: Counter[int] = field(default_factory=Counter)
 
     @property
     def units(self) -> int:
@@ -91,17 +98,28 @@ class _Thing:
         """Units that a borrower waits for, of this thing or another in its place."""
         return sum(each.count * each.units for each in self.wanting.values() if each.borrower == borrower)
 
-    def next(self, deaf: Collection[int]) -> _Wanted | None:
-        """Answer the want that is served next, of those for which there is enough; None: there is none."""
+    def next(self, passed: Collection[int]) -> _Wanted | None:
+        """Answer the want that is served next, of those for which there is enough; None: there is none.
+
+        Args:
+            passed: borrowers that get nothing now.
+        """
+        waiting = [each for each in self.wanting.values() if each.borrower not in passed]
         free = self.free
-        fitting = [each for each in self.wanting.values() if each.units <= free and each.borrower not in deaf]
+        fitting = [each for each in waiting if each.units <= free]
         return min(fitting, key=lambda each: self.start_of(each.borrower), default=None)
+
+    def goes_unheard(self, borrower: int, units: int) -> bool:
+        """Whether a borrower that gets so many units has to say something first."""
+        unheard = self.unheard[borrower]
+        return unheard > 0 and unheard + units > self.units // UNHEARD
 
     def lend(self, wanted: _Wanted) -> None:
         start = self.start_of(wanted.borrower)
         self.starts[wanted.borrower] = start + wanted.units / self.weight_of(wanted.borrower)
         self.reached = start
         self.lent[wanted.borrower] += wanted.units
+        self.unheard[wanted.borrower] += wanted.units
 
     def rest(self) -> None:
         """Once nobody waits all are equal again, whoever was served last."""
@@ -114,6 +132,7 @@ class _Thing:
         self.told.pop(borrower, None)
         self.starts.pop(borrower, None)
         self.recalled.discard(borrower)
+        self.unheard.pop(borrower, None)
 
 
 class LendingBook:
@@ -129,6 +148,8 @@ class LendingBook:
         self._order: Final = itertools.count()
         self._changed: dict[str, None] = {}  # things of which more may be lent, or others be recalled
         self._deaf: set[int] = set()  # borrowers that would not hear of a loan
+        self._unheard: dict[int, set[str]] = {}  # things lent since, by borrower
+        self._passed: set[int] = set()  # borrowers that have to say something before they get more
 
     # -- what borrowers say
 
@@ -184,11 +205,20 @@ class LendingBook:
         if hears is (borrower not in self._deaf):
             return
         (self._deaf.discard if hears else self._deaf.add)(borrower)
-        for wanted in self._wants.get(borrower, {}).values():
-            self._changed |= dict.fromkeys(wanted.things)
+        self._look_again_at(borrower)
+
+    def says(self, borrower: int) -> None:
+        """A borrower has said something, so it heard of what was lent to it."""
+        for thing in self._unheard.pop(borrower, ()):
+            if (known := self._things.get(thing)) is not None:
+                known.unheard.pop(borrower, None)
+        if borrower in self._passed:
+            self._passed.discard(borrower)
+            self._look_again_at(borrower)
 
     def leave(self, borrower: int, now: float) -> None:
         """A borrower is gone: it wants nothing more, and what it had comes free when its grace is over."""
+        self.says(borrower)
         self._deaf.discard(borrower)
         for wanted in tuple(self._wants.get(borrower, {}).values()):
             self._drop(wanted)
@@ -243,6 +273,11 @@ class LendingBook:
 
     # -- what is known
 
+    @property
+    def passed(self) -> Collection[int]:
+        """Borrowers that would be lent more if they said something: see the module's docstring."""
+        return self._passed
+
     def lent(self) -> dict[str, dict[int, int]]:
         """Answer units that are lent, by thing and borrower."""
         return {name: dict(thing.lent) for name, thing in self._things.items() if thing.lent}
@@ -268,15 +303,26 @@ class LendingBook:
 
     def _serve(self, name: str) -> Loan | None:
         """Serve one want that a thing would do for, with the thing that it prefers."""
-        wanted = self._things[name].next(self._deaf)
-        if wanted is None:
-            return None
-        best = next(each for each in wanted.things if self._things[each].free >= wanted.units)
+        passed = {*self._deaf, *self._passed}
+        while (wanted := self._things[name].next(passed)) is not None:
+            best = next(each for each in wanted.things if self._things[each].free >= wanted.units)
+            if not self._things[best].goes_unheard(wanted.borrower, wanted.units):
+                return self._lend(wanted, best)
+            passed.add(wanted.borrower)
+            self._passed.add(wanted.borrower)
+        return None
+
+    def _lend(self, wanted: _Wanted, best: str) -> Loan:
         self._thing(best).lend(wanted)
+        self._unheard.setdefault(wanted.borrower, set()).add(best)
         wanted.count -= 1
         if not wanted.count:
             self._drop(wanted)
         return Loan(wanted.borrower, wanted.name, best, wanted.units)
+
+    def _look_again_at(self, borrower: int) -> None:
+        for wanted in self._wants.get(borrower, {}).values():
+            self._changed |= dict.fromkeys(wanted.things)
 
     def _drop(self, wanted: _Wanted) -> None:
         del self._wants[wanted.borrower][wanted.name]

@@ -28,6 +28,7 @@ class _Borrower:
     Attributes:
         speaks: it could serve, so its loop runs and hears.
         calls, answered: numbers of the last call to it, and of the last that it has answered.
+        asked: it is to say something, before it gets more.
     """
 
     def __init__(self, number: int, speaker: Speaker) -> None:
@@ -37,6 +38,7 @@ class _Borrower:
         self.calm: dict[str, None] = {}
         self.speaks = False
         self.calls = self.answered = 0
+        self.asked = False
 
     def speak(self) -> None:
         """Send what there is to say. That it may keep things can wait until there is something else."""
@@ -129,6 +131,8 @@ class Broker:
 
     def _hear(self, borrower: _Borrower, line: bytes, ready: Tell, last: Tell) -> None:
         said, number, book = read_said(line), borrower.number, self.book
+        borrower.asked = False
+        book.says(number)
         if said.alive:
             borrower.answered = max(borrower.answered, said.alive)
             book.hears(number, True)
@@ -155,12 +159,23 @@ class Broker:
         for recall in self.book.recalls():
             self._tell_recall(recall)
             concerned[recall.borrower] = None
+        for number in self.book.passed:
+            if self._has_to_speak(self._borrowers[number]):
+                concerned[number] = None
         for number, borrower in self._borrowers.items():
             if number in concerned or borrower.next.heard:
                 borrower.speak()
         due = self.book.next_due()
         if self._nap is not None and due is not None:
             self._nap.deadline = min(self._nap.deadline, due)
+
+    def _has_to_speak(self, borrower: _Borrower) -> bool:
+        """Have a borrower say something; False: it was told to. It answers its last call once more."""
+        if borrower.asked:
+            return False
+        borrower.asked = True
+        borrower.calls = borrower.next.call = max(borrower.calls, 1)
+        return True
 
     def _tell_loan(self, loan: Loan) -> None:
         self._borrowers[loan.borrower].next.lent.append((loan.name, loan.thing, loan.units))
