@@ -346,6 +346,18 @@ def test_one_that_says_nothing_gets_an_eighth_of_what_comes_free_however_long_it
     assert not made.passed
 
 
+def test_one_that_says_something_may_have_been_lent_what_nobody_knows_any_more() -> None:
+    made = LendingBook()
+    made.describe(2, "a", 1, GRACE)
+    made.want(1, "x", Want(("a",), 1, 1))
+    assert made.lend(0.0) == [Loan(1, "x", "a", 1)]
+    made.give_back(1, "a", 1)
+    made.leave(2, 0.0)
+    assert made.recalls() == []
+    made.says(1)
+    assert made.figures() == {}
+
+
 def test_one_that_says_nothing_gets_one_at_least_of_what_there_is_little_of() -> None:
     made = book(a=3)
     made.want(1, "x", Want(("a",), 2, 1))
