@@ -28,7 +28,9 @@ def check(data: bytes) -> None:
     """See `Target`. Options: those of `shape_of`, the highest bit for the style."""
     stream, (option, bound) = split(data, 2)
     shape, style = shape_of(option, bound), STYLES[option >> 7]
-    events, relay = relay_all(lambda: NamedRelay(shape, style), stream, shape)
+    events, relay = relay_all(lambda: NamedRelay(shape, style, "id-1"), stream, shape)
+    ours = relay.beginning if isinstance(relay, NamedRelay) else b""
+    events = [event for event in events if event.data != ours]  # the beginning of a message that has none
     if relay.done:
         events += events_by_the_standard(relay.closing)
     holder = GRAMMARS[style].holder

@@ -63,6 +63,26 @@ async def test_a_stream_arrives_piece_by_piece_with_its_usage() -> None:
         assert (record.tokens_prompt, record.tokens_generated) == (3, 2)
 
 
+async def test_a_message_that_its_engine_does_not_begin_is_read_all_the_same() -> None:
+    """llama.cpp leaves the beginning out where the first token is half a character."""
+
+    def script(request: EngineRequest) -> Script:
+        voice = voice_of(request)
+        return (Head(), *voice.quiet[1:], *voice.words, *voice.last, EndChunks())
+
+    def use(client: anthropic.Anthropic) -> Any:
+        with client.messages.stream(**ASKED) as stream:
+            return stream.get_final_message()
+
+    async with open_engine(script) as engine, serving(engine) as gateway:
+        message = await with_sdk(gateway, use)
+        assert (message.content[0].text, message.stop_reason, message.model) == (TEXT, "end_turn", "m1")
+        assert message.usage.output_tokens == 2
+        record = await gateway.settled()
+        assert message.id.startswith(f"msg_{record.exchange_id}")
+        assert (record.outcome, record.tokens_generated) == ("completed", 2)
+
+
 async def test_heartbeats_do_not_disturb_it() -> None:
     go = trio.Event()
 

@@ -105,7 +105,7 @@ async def test_a_question_with_tools_is_answered_through_every_sdk(engine: Local
     def by_openai(door: Door) -> int:
         with openai_client(door) as client:
             answer = client.chat.completions.create(
-                model="tiny", messages=MESSAGES, tools=[TOOL], max_tokens=4, stream=False
+                model="tiny", messages=MESSAGES, tools=[TOOL], max_tokens=4, temperature=0, stream=False
             )
         assert answer.choices[0].finish_reason in ("length", "stop", "tool_calls")
         assert answer.usage is not None
@@ -115,7 +115,9 @@ async def test_a_question_with_tools_is_answered_through_every_sdk(engine: Local
         tool: Any = {"name": "weather", "input_schema": PARAMETERS}
         with (
             anthropic_client(door) as client,
-            client.messages.stream(model="tiny", messages=MESSAGES, tools=[tool], max_tokens=4) as stream,
+            client.messages.stream(
+                model="tiny", messages=MESSAGES, tools=[tool], max_tokens=4, extra_body={"temperature": 0}
+            ) as stream,
         ):
             answer = stream.get_final_message()
         assert answer.stop_reason in ("max_tokens", "end_turn", "tool_use")

@@ -54,7 +54,7 @@ USAGE = chunk(usage={"prompt_tokens": 3, "completion_tokens": 2, "total_tokens":
 
 
 def recorded(*pieces: bytes, operation: Operation = CHAT, choices: int = 1) -> list[EngineRecord]:
-    relay = StreamRelay(shape(choices)) if operation.choices else NamedRelay(shape(), operation.style)
+    relay = StreamRelay(shape(choices)) if operation.choices else NamedRelay(shape(), operation.style, "id-1")
     reader = EngineRecords(relay, operation)
     found = [record for piece in pieces for record in reader.feed(piece)]
     return found + reader.end()

@@ -33,7 +33,7 @@ def event(kind: str, *, named: bool = True, **fields: Any) -> bytes:
 
 
 def relayed(style: Style, *pieces: bytes, like: StreamShape | None = None) -> tuple[bytes, NamedRelay]:
-    relay = NamedRelay(like or shape(), style)
+    relay = NamedRelay(like or shape(), style, "chatcmpl-1-01")
     return b"".join(map(relay.feed, pieces)), relay
 
 
@@ -59,6 +59,37 @@ TEXT = event("content_block_delta", index=0, delta={"type": "text_delta", "text"
 STOPPED = event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 2})
 STOP = event("message_stop")
 PING = event("ping")
+
+# What begins a message that its engine did not begin.
+OURS = (
+    event(
+        "message_start",
+        message={
+            "id": "msg_1-01",
+            "type": "message",
+            "role": "assistant",
+            "content": [],
+            "model": "org/m",
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": 0, "output_tokens": 0},
+        },
+    )
+    .replace(b": ", b":")
+    .replace(b", ", b",")
+    .replace(b"event:", b"event: ")
+    .replace(b"data:", b"data: ")
+)
+
+
+def begun(style: Style, *events: bytes) -> list[bytes]:
+    """Answer events as clients get them."""
+    first = next((each for each in events if each != PING), b"")
+    if not first.startswith((b"event: content_block_start", b"event: content_block_delta")):
+        return list(events)
+    place = events.index(first)
+    return [*events[:place], OURS, *events[place:]]
+
 
 ANSWERS = {
     Style.RESPONSES: ([CREATED, ITEM, DELTA], COMPLETED),
@@ -185,8 +216,8 @@ LOUD = {
         event("response.of_a_kind_yet_to_come"),
     ],
     Style.MESSAGES: [
-        TEXT,
         STOPPED,
+        TEXT,
         event("content_block_start", content_block={"type": "tool_use"}),
         event("content_block_start", content_block={"type": "text", "text": "a"}),
         event("content_block_start", content_block={"type": "thinking", "thinking": "a"}),
@@ -201,8 +232,9 @@ def test_what_is_no_output_is_held_until_output_comes(style: Style) -> None:
         for loud in LOUD[style]:
             answer, relay = relayed(style, quiet)
             assert (answer, relay.committed, relay.events) == (b"", False, 0)
-            assert relay.feed(loud) == quiet + loud
-            assert (relay.committed, relay.events) == (True, 2)
+            expected = begun(style, quiet, loud)
+            assert relay.feed(loud) == b"".join(expected)
+            assert (relay.committed, relay.events) == (True, len(expected))
 
 
 @styles
@@ -313,6 +345,39 @@ def test_nothing_is_read_behind_the_end(style: Style) -> None:
     before = state(relay)
     assert relay.feed(events[-1]) == b""
     assert state(relay) == before
+
+
+# A message that its engine does not begin -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [[], [PING], [b": note\n\n"]])
+@pytest.mark.parametrize(
+    "first", [BLOCK, TEXT, event("content_block_start", content_block={"type": "tool_use"})]
+)
+def test_a_message_that_begins_amid_is_begun_for_the_client(before: list[bytes], first: bytes) -> None:
+    """llama.cpp leaves the beginning out where the first token is half a character."""
+    pieces = [*before, first, TEXT, STOPPED, STOP]
+    for cut in (pieces, [b"".join(pieces)], bytewise(b"".join(pieces))):
+        answer, relay = relayed(Style.MESSAGES, *cut, like=shape(rename=True, receipt=True))
+        kept = [each for each in before if each == PING]
+        ours = OURS.replace(b'"org/m"', b'"m"')
+        assert answer == b"".join([*kept, ours, first, TEXT, STOPPED])
+        assert (relay.all_finished, relay.events) == (True, len(kept) + 5)
+        assert relay.usage == Usage(None, None, 2)
+        data = [each.data for each in events_by_the_standard(answer + STOP)]
+        assert relay.receipt == hashlib.sha256(b"".join(each + b"\n" for each in data)).hexdigest()
+
+
+def test_nothing_is_put_before_what_begins_in_another_way() -> None:
+    for first in (START, STOPPED, STOP, event("of_a_kind_yet_to_come")):
+        answer, relay = relayed(Style.MESSAGES, first, TEXT)
+        assert answer + relay.closing == first + (TEXT if first != STOP else b"")
+
+
+def test_a_beginning_of_ours_counts_towards_what_is_held() -> None:
+    answer, relay = relayed(Style.MESSAGES, BLOCK, like=shape(limit=len(BLOCK)))
+    assert (answer, relay.over) == (b"", True)
+    assert relay.fault is not None
 
 
 # Names and edits --------------------------------------------------------------------------------------------

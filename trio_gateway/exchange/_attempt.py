@@ -453,7 +453,7 @@ class Attempt:
             return OllamaRelay(shape, *self._naming())
         if request.operation.choices:
             return StreamRelay(shape)
-        return NamedRelay(shape, request.operation.style)
+        return NamedRelay(shape, request.operation.style, self._naming()[0])
 
     @property
     def sequence(self) -> int:

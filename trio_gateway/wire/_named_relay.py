@@ -22,6 +22,7 @@ from ._relay import StreamShape, is_json, may_hide_marker
 from ._sse import Event, EventReader, receipt_comment, write_event
 
 _decode = msgspec.json.Decoder().decode
+_AMID: Final = frozenset({b"content_block_start", b"content_block_delta"})  # a message has begun before them
 _TYPE = re.compile(r"[\w.]+", re.ASCII)
 _SEQUENCE = re.compile(rb'"sequence_number"\s*:\s*([0-9]{1,15})')
 
@@ -71,12 +72,18 @@ GRAMMARS: Final[dict[Style, Grammar]] = {
 
 
 class NamedRelay:
-    """One attempt's stream of named events. Attributes as `StreamRelay`."""
+    """One attempt's stream of named events. Attributes as `StreamRelay`.
 
-    def __init__(self, shape: StreamShape, style: Style) -> None:
+    Args:
+        answer_id: identity of a message whose engine does not begin it: llama.cpp leaves ``message_start``
+            out where the first token is half a character, and clients could not read what follows.
+    """
+
+    def __init__(self, shape: StreamShape, style: Style, answer_id: str) -> None:
         self._shape = shape
         self._grammar = GRAMMARS[style]
-        self._anthropic = style is Style.MESSAGES
+        self._answer_id = answer_id
+        self._begun = style is not Style.MESSAGES
         self._reader = EventReader(shape.max_event_bytes)
         self._rename = shape.upstream_model != shape.public_model
         self._held: list[bytes] = []
@@ -166,7 +173,26 @@ class NamedRelay:
         if read and not self._read(name, data):
             return False
         data = self._renamed(data) if self._rename and not self.over else data
+        if not self._begun and name != b"ping":
+            self._begun = True
+            if name in _AMID and not self._pass(b"message_start", self.beginning, out):
+                return False
         return not self.over and self._pass(name, data, out)
+
+    @property
+    def beginning(self) -> bytes:
+        """Data of the event that begins a message in the engine's place; nothing is known of its prompt."""
+        message: dict[str, Any] = {
+            "id": "msg_" + self._answer_id.removeprefix("chatcmpl-"),
+            "type": "message",
+            "role": "assistant",
+            "content": [],
+            "model": self._shape.public_model,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": 0, "output_tokens": 0},
+        }
+        return msgspec.json.encode({"type": "message_start", "message": message})
 
     def _read(self, name: bytes, data: bytes) -> bool:
         """Read what the name promises; False: the event is a failure."""

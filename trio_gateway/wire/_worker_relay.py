@@ -81,7 +81,7 @@ class AgentRelay:
     """One attempt's stream, from an agent's records to the client's events. Surface as `StreamRelay`.
 
     Args:
-        answer_id: identity of an answer of choices, made of the attempt's id.
+        answer_id: identity of an answer whose engine gives none, made of the attempt's id.
         created: seconds since the epoch, the same in every event.
 
     Attributes:
@@ -101,7 +101,7 @@ class AgentRelay:
         if form is AnswerForm.CHOICES:
             self._sink = _ChunkSink(shape, operation, answer_id, created)
         else:
-            self._sink = _EventSink(shape, operation.style)
+            self._sink = _EventSink(shape, operation.style, answer_id)
         self._counted = 0  # generated tokens that the last usage has counted
         self.done = False
         self.fault: EngineError | None = None
@@ -428,8 +428,8 @@ class _EventSink:
     The terminal event is the closing word, and no event until the agent says that it is the end.
     """
 
-    def __init__(self, shape: StreamShape, style: Style) -> None:
-        self._relay = NamedRelay(shape, style)
+    def __init__(self, shape: StreamShape, style: Style, answer_id: str) -> None:
+        self._relay = NamedRelay(shape, style, answer_id)
         self._fault: EngineError | None = None
         self._ended = False
         self.aborted: Final = False

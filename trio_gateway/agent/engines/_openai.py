@@ -300,7 +300,9 @@ class OpenAIStream:
         shape = StreamShape(work.choices, True, False, work.model, work.model, MAX_EVENT, self._secrets)
         if self._lease.worker.dialect.native(operation):
             return OllamaRelay(shape, self._answer_id, 0)
-        return StreamRelay(shape) if operation.choices else NamedRelay(shape, operation.style)
+        if operation.choices:
+            return StreamRelay(shape)
+        return NamedRelay(shape, operation.style, self._answer_id)
 
     @property
     def _stream_kind(self) -> str:
