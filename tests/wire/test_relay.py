@@ -252,6 +252,23 @@ def test_what_needs_no_edit_leaves_as_it_came(stream: bytes) -> None:
         assert relayed(*pieces)[0] == stream
 
 
+@pytest.mark.parametrize("rename", [False, True])
+@pytest.mark.parametrize("together", [1, 3, 40])
+def test_a_long_stream_is_the_same_answer_however_many_events_a_read_brings(
+    together: int, rename: bool
+) -> None:
+    """Some have no form, and after so many of them nobody looks for one, until one that has is known."""
+    formless = chunk({"index": 0, "delta": {"tokens": [1]}, "finish_reason": None})
+    for stream in ([formless] * 40, [ROLE, *[formless] * 20, *[A, B] * 10], [ROLE, A, *[formless, B] * 19]):
+        expected, one_by_one = relayed(*stream, like=shape(rename=rename))
+        pieces = [b"".join(stream[at : at + together]) for at in range(0, len(stream), together)]
+        answer, relay = relayed(*pieces, STOP, DONE, like=shape(rename=rename))
+        assert answer.startswith(expected)
+        assert relay.events == one_by_one.events + 1 == len(stream) + 1
+        assert relay.all_finished
+        assert (UPSTREAM_MODEL.encode() in answer) is not rename
+
+
 # Before the commit ------------------------------------------------------------------------------------------
 
 NO_COMMIT = [

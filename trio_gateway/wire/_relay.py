@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -162,8 +163,10 @@ class StreamRelay:
         """
         if self.over:
             return b""
-        if not self.committed or b"\r" in data:
+        if b"\r" in data:
             return self._feed_events(data)
+        if not self.committed:
+            return self._feed_until(data, lambda: self.committed, self.feed)
         if not self._reader.at_boundary:
             completed = self._reader.complete(data)
             if completed is None:
@@ -195,6 +198,19 @@ class StreamRelay:
             self._malformed(f"an event is over {self._shape.max_event_bytes} bytes")
         return b"".join(out)
 
+    def _feed_until(self, data: bytes, holds: Callable[[], bool], feed: Callable[[bytes], bytes]) -> bytes:
+        """Look at one event after the other until something holds; the rest is fed otherwise."""
+        out: list[bytes] = []
+        done = 0
+        while done < len(data) and not holds() and not self.over:
+            cut = data.find(b"\n\n", done) + 2
+            end = cut if cut > 1 else len(data)
+            out.append(self._feed_events(data[done:end]))
+            done = end
+        if done < len(data) and not self.over:
+            out.append(feed(data[done:]))
+        return b"".join(out)
+
     def _pass_whole(self, data: bytes) -> bytes:
         """Pass on whole events, without looking at those that have a form or need no decoding."""
         form = self._form
@@ -215,7 +231,9 @@ class StreamRelay:
                     self._learn(data[6 : data.find(b"\n")])
                 self._count(count)
                 return data
-        return self._feed_events(data)
+        if self._form is not None or not self._lessons:
+            return self._feed_events(data)
+        return self._feed_until(data, lambda: self._form is not None or not self._lessons, self._pass_whole)
 
     def _pass_all(self, form: Template, events: list[bytes], data: bytes | None) -> bytes:
         """Pass on whole events of one line each, which may have the form; ``data``: all of it, if known."""
