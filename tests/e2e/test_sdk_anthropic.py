@@ -83,6 +83,22 @@ async def test_a_message_that_its_engine_does_not_begin_is_read_all_the_same() -
         assert (record.outcome, record.tokens_generated) == ("completed", 2)
 
 
+async def test_a_message_of_half_a_character_is_read_as_one_without_text() -> None:
+    """llama.cpp then ends a message, and a block in it, of which it has begun neither."""
+
+    def script(request: EngineRequest) -> Script:
+        return (Head(), *voice_of(request).last, EndChunks())
+
+    def use(client: anthropic.Anthropic) -> Any:
+        with client.messages.stream(**ASKED) as stream:
+            return stream.get_final_message()
+
+    async with open_engine(script) as engine, serving(engine) as gateway:
+        message = await with_sdk(gateway, use)
+        assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "end_turn", 2)
+        assert (await gateway.settled()).outcome == "completed"
+
+
 async def test_heartbeats_do_not_disturb_it() -> None:
     go = trio.Event()
 

@@ -59,6 +59,7 @@ TEXT = event("content_block_delta", index=0, delta={"type": "text_delta", "text"
 STOPPED = event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 2})
 STOP = event("message_stop")
 PING = event("ping")
+UNKNOWN = event("of_a_kind_yet_to_come")
 
 # What begins a message that its engine did not begin.
 OURS = (
@@ -85,7 +86,7 @@ OURS = (
 def begun(style: Style, *events: bytes) -> list[bytes]:
     """Answer events as clients get them."""
     first = next((each for each in events if each != PING), b"")
-    if not first.startswith((b"event: content_block_start", b"event: content_block_delta")):
+    if not first.startswith((b"event: content_block_start", b"event: content_block_delta", STOPPED)):
         return list(events)
     place = events.index(first)
     return [*events[:place], OURS, *events[place:]]
@@ -216,12 +217,12 @@ LOUD = {
         event("response.of_a_kind_yet_to_come"),
     ],
     Style.MESSAGES: [
+        UNKNOWN,
         STOPPED,
         TEXT,
         event("content_block_start", content_block={"type": "tool_use"}),
         event("content_block_start", content_block={"type": "text", "text": "a"}),
         event("content_block_start", content_block={"type": "thinking", "thinking": "a"}),
-        event("content_block_stop"),
     ],
 }
 
@@ -350,16 +351,22 @@ def test_nothing_is_read_behind_the_end(style: Style) -> None:
 # A message that its engine does not begin -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("before", [[], [PING], [b": note\n\n"]])
+@pytest.mark.parametrize("before", [[], [PING], [b": note\n\n"], [UNKNOWN]])
 @pytest.mark.parametrize(
-    "first", [BLOCK, TEXT, event("content_block_start", content_block={"type": "tool_use"})]
+    "first",
+    [
+        BLOCK,
+        TEXT,
+        event("content_block_start", content_block={"type": "tool_use"}),
+        STOPPED,
+    ],
 )
 def test_a_message_that_begins_amid_is_begun_for_the_client(before: list[bytes], first: bytes) -> None:
     """llama.cpp leaves the beginning out where the first token is half a character."""
     pieces = [*before, first, TEXT, STOPPED, STOP]
     for cut in (pieces, [b"".join(pieces)], bytewise(b"".join(pieces))):
         answer, relay = relayed(Style.MESSAGES, *cut, like=shape(rename=True, receipt=True))
-        kept = [each for each in before if each == PING]
+        kept = [each for each in before if each in (PING, UNKNOWN)]
         ours = OURS.replace(b'"org/m"', b'"m"')
         assert answer == b"".join([*kept, ours, first, TEXT, STOPPED])
         assert (relay.all_finished, relay.events) == (True, len(kept) + 5)
@@ -368,10 +375,28 @@ def test_a_message_that_begins_amid_is_begun_for_the_client(before: list[bytes],
         assert relay.receipt == hashlib.sha256(b"".join(each + b"\n" for each in data)).hexdigest()
 
 
+@pytest.mark.parametrize("end", [[], [event("content_block_stop", index=0)]])
+def test_a_message_without_a_whole_character_is_begun_for_the_client(end: list[bytes]) -> None:
+    """llama.cpp then ends a block that it has not begun, which Anthropic's SDKs look for in vain."""
+    answer, relay = relayed(Style.MESSAGES, *end, STOPPED, STOP)
+    assert answer + relay.closing == OURS + STOPPED + STOP
+    assert (relay.all_finished, relay.events, relay.usage) == (True, 3, Usage(None, None, 2))
+    assert relay.dropped == len(end)
+
+
 def test_nothing_is_put_before_what_begins_in_another_way() -> None:
-    for first in (START, STOPPED, STOP, event("of_a_kind_yet_to_come")):
-        answer, relay = relayed(Style.MESSAGES, first, TEXT)
-        assert answer + relay.closing == first + (TEXT if first != STOP else b"")
+    end = event("content_block_stop")
+    for pieces in ([START, TEXT], [START, end], [UNKNOWN, START, TEXT], [UNKNOWN, UNKNOWN], [STOP]):
+        answer, relay = relayed(Style.MESSAGES, *pieces)
+        assert answer + relay.closing == b"".join(pieces)
+        assert relay.dropped == 0
+
+
+def test_a_message_that_somebody_else_begins_is_left_as_it_is() -> None:
+    relay = NamedRelay(shape(), Style.MESSAGES, None)
+    pieces = [BLOCK, TEXT, STOPPED]
+    assert b"".join(map(relay.feed, [*pieces, STOP])) == b"".join(pieces)
+    assert (relay.all_finished, relay.events) == (True, 4)
 
 
 def test_a_beginning_of_ours_counts_towards_what_is_held() -> None:

@@ -22,7 +22,9 @@ from ._relay import StreamShape, is_json, may_hide_marker
 from ._sse import Event, EventReader, receipt_comment, write_event
 
 _decode = msgspec.json.Decoder().decode
-_AMID: Final = frozenset({b"content_block_start", b"content_block_delta"})  # a message has begun before them
+_AMID: Final = frozenset(  # a message has begun before them
+    {b"content_block_start", b"content_block_delta", b"content_block_stop", b"message_delta"}
+)
 _TYPE = re.compile(r"[\w.]+", re.ASCII)
 _SEQUENCE = re.compile(rb'"sequence_number"\s*:\s*([0-9]{1,15})')
 
@@ -76,14 +78,15 @@ class NamedRelay:
 
     Args:
         answer_id: identity of a message whose engine does not begin it: llama.cpp leaves ``message_start``
-            out where the first token is half a character, and clients could not read what follows.
+            out where the first token is half a character, and clients could not read what follows. None:
+            whoever is handed the events begins it.
     """
 
-    def __init__(self, shape: StreamShape, style: Style, answer_id: str) -> None:
+    def __init__(self, shape: StreamShape, style: Style, answer_id: str | None) -> None:
         self._shape = shape
         self._grammar = GRAMMARS[style]
-        self._answer_id = answer_id
-        self._begun = style is not Style.MESSAGES
+        self._answer_id = answer_id or ""
+        self._begun = style is not Style.MESSAGES or answer_id is None
         self._reader = EventReader(shape.max_event_bytes)
         self._rename = shape.upstream_model != shape.public_model
         self._held: list[bytes] = []
@@ -104,7 +107,7 @@ class NamedRelay:
 
     @property
     def dropped(self) -> int:
-        """Blocks without data, and events that are no object."""
+        """Blocks without data, events that are no object, and the end of a block that nobody began."""
         return self._noise + self._reader.dropped
 
     @property
@@ -173,10 +176,13 @@ class NamedRelay:
         if read and not self._read(name, data):
             return False
         data = self._renamed(data) if self._rename and not self.over else data
-        if not self._begun and name != b"ping":
+        if not self._begun and (name in _AMID or name == b"message_start"):
             self._begun = True
             if name in _AMID and not self._pass(b"message_start", self.beginning, out):
                 return False
+            if name == b"content_block_stop":  # and its block has not begun either
+                self._noise += 1
+                return True
         return not self.over and self._pass(name, data, out)
 
     @property

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from tests.agent.rig import HELLO, records, running, said
 from trio_gateway.agent import Rejected, Work
 from trio_gateway.agent.engines import OpenAIEngine
-from trio_gateway.contract import CHAT, RESPONSES, TRANSCRIPTIONS
+from trio_gateway.contract import CHAT, MESSAGES, RESPONSES, TRANSCRIPTIONS
 from trio_gateway.testing import (
     Chunk,
     CloseReset,
@@ -37,7 +37,22 @@ from trio_gateway.testing import (
     refusing_port,
     until,
 )
-from trio_gateway.wire import Delta, EngineRecord, Failed, Finish, NamedEvent, Result, UsageCounts
+from trio_gateway.wire import (
+    Accepted,
+    AgentRelay,
+    AnswerForm,
+    Delta,
+    End,
+    EngineRecord,
+    Failed,
+    Finish,
+    NamedEvent,
+    RecordWriter,
+    Result,
+    StreamShape,
+    Usage,
+    UsageCounts,
+)
 
 
 @asynccontextmanager
@@ -124,6 +139,26 @@ async def test_named_events_are_records_with_their_names(autojump_clock: MockClo
         assert [(each.event, json.loads(each.data)) for each in found if isinstance(each, NamedEvent)] == [
             ("response.completed", done)
         ]
+
+
+async def test_a_message_that_the_server_does_not_begin_is_begun_by_the_gateway(
+    autojump_clock: MockClock,
+) -> None:
+    """It knows that nobody has counted the prompt; of an agent it would believe that it has no tokens."""
+    script: list[Step] = [
+        Head(),
+        Event({"type": "content_block_delta", "delta": {"text": "a"}}, "content_block_delta"),
+        Event({"type": "message_delta", "usage": {"output_tokens": 2}}, "message_delta"),
+        Event({"type": "message_stop"}, "message_stop"),
+    ]
+    async with behind(script) as (engine, _):
+        found = await read(engine, work(MESSAGES.name, max_tokens=2, choices=0))
+    shape = StreamShape(0, False, False, "m", "m", 10_000)
+    writer, relay = RecordWriter(AnswerForm.EVENTS, 0), AgentRelay(shape, MESSAGES, "chatcmpl-1", 0)
+    data = b"".join(relay.feed(writer.write(each)) for each in (Accepted(0), *found, End()))
+    assert relay.all_finished
+    assert data.startswith(b'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_1"')
+    assert relay.usage == Usage(None, None, 2)
 
 
 async def test_a_form_goes_to_the_server_as_it_came(autojump_clock: MockClock) -> None:

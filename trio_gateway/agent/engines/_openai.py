@@ -302,7 +302,8 @@ class OpenAIStream:
             return OllamaRelay(shape, self._answer_id, 0)
         if operation.choices:
             return StreamRelay(shape)
-        return NamedRelay(shape, operation.style, self._answer_id)
+        # The gateway begins what its engine does not: of us it would take that the prompt has no tokens.
+        return NamedRelay(shape, operation.style, None)
 
     @property
     def _stream_kind(self) -> str:
