@@ -113,6 +113,41 @@ async def test_who_has_to_say_something_before_it_gets_more_is_asked_once(autoju
         nursery.cancel_scope.cancel()
 
 
+class Asking(Nobody):
+    """A process that notes what it has when a question of it is answered."""
+
+    def __init__(self, borrower: Borrower) -> None:
+        self._borrower = borrower
+        self.answers: list[tuple[int, dict[str, int]]] = []
+
+    def judged(self, heard: int) -> None:
+        """See Listener."""
+        if heard:
+            self.answers.append((heard, dict(self._borrower.lent)))
+
+
+async def test_a_question_is_answered_when_all_is_lent_that_there_is_for_who_asks(
+    autojump_clock: MockClock,
+) -> None:
+    """Whoever is not placed by then is refused."""
+    async with line() as made, trio.open_nursery() as nursery:
+        borrower = made.borrower
+        asking = Asking(borrower)
+        nursery.start_soon(borrower.run, asking)
+        borrower.describe("slots:w1", 16, 0.0)
+        borrower.want({"x": Want(("slots:w1",), 1, 15)})
+        assert borrower.ask() == 1
+        borrower.speak()
+        await wait_all_tasks_blocked()
+        assert asking.answers == [(1, {"slots:w1": 15})]
+        borrower.want({"x": Want(("slots:w1",), 1, 2)})
+        assert borrower.ask() == 2
+        borrower.speak()
+        await wait_all_tasks_blocked()
+        assert asking.answers[1:] == [(2, {"slots:w1": 16})]
+        nursery.cancel_scope.cancel()
+
+
 async def test_who_is_told_to_retire_tells_at_its_end_what_it_counted_however_much_that_is(
     autojump_clock: MockClock,
 ) -> None:

@@ -29,6 +29,7 @@ class _Borrower:
         speaks: it could serve, so its loop runs and hears.
         calls, answered: numbers of the last call to it, and of the last that it has answered.
         asked: it is to say something, before it gets more.
+        question: number of its last question that has no answer yet; 0: none.
     """
 
     def __init__(self, number: int, speaker: Speaker) -> None:
@@ -39,6 +40,7 @@ class _Borrower:
         self.speaks = False
         self.calls = self.answered = 0
         self.asked = False
+        self.question = 0
 
     def speak(self) -> None:
         """Send what there is to say. That it may keep things can wait until there is something else."""
@@ -143,7 +145,7 @@ class Broker:
         for name, want in said.want.items():
             book.want(number, name, None if want is None else Want(*want))
         if said.asks:
-            borrower.next.heard = said.asks
+            borrower.question = said.asks
         if said.ready is not None:
             borrower.speaks = True
             ready(said.ready)
@@ -163,6 +165,8 @@ class Broker:
             if self._has_to_speak(self._borrowers[number]):
                 concerned[number] = None
         for number, borrower in self._borrowers.items():
+            if borrower.question and number not in self.book.passed:  # else it is still to get more
+                borrower.next.heard, borrower.question = borrower.question, 0
             if number in concerned or borrower.next.heard:
                 borrower.speak()
         due = self.book.next_due()
