@@ -237,6 +237,17 @@ async def test_answers_that_come_coded_all_the_same_are_decoded(
         assert answer.chat().text == "ok" if stream else answer.body == plain
 
 
+async def test_the_end_of_an_answer_does_not_stay_in_its_decoder() -> None:
+    """It may take all that is coded before it has given all of the text, which comes in pieces of 64 KiB."""
+    blanks = b" " * (64 * 1024 + 1 - len(ANSWER))
+    coder = zlib.compressobj(wbits=-15)
+    coded = coder.compress(ANSWER) + coder.flush(zlib.Z_FULL_FLUSH) + coder.compress(blanks) + coder.flush()
+    script = sized(coded, JSON_TYPE, ("content-encoding", "deflate"))
+    async with open_engine(script) as engine, serving(engine) as gateway:
+        answer = await gateway.ask(chat_request(stream=False))
+        assert (answer.status, answer.body) == (200, ANSWER + blanks)
+
+
 @pytest.mark.parametrize(
     "coded",
     [

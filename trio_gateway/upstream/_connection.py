@@ -250,6 +250,7 @@ class Answer:
         self._coding = _coding(head)
         self._decoder: Decoder | None = None  # of what was coded as one; its first byte tells which
         self._coded = b""
+        self._full = False  # the last piece was as long as one may be, and the decoder may have more
         self._broken: UpstreamFailed | None = None
         if self._body.ended:
             self._body.rest, self._first = rest, b""
@@ -262,12 +263,12 @@ class Answer:
     @property
     def ended(self) -> bool:
         """See EngineAnswer."""
-        return self._body.ended and not self._coded
+        return self._body.ended and not self._coded and not self._full
 
     async def receive(self) -> bytes:
         """See EngineAnswer."""
         while True:
-            if self._coded:
+            if self._coded or self._full:
                 piece = self._inflate()
                 if piece:
                     await trio.lowlevel.checkpoint()
@@ -364,6 +365,7 @@ class Answer:
         except zlib.error as exc:
             raise UpstreamFailed(UpstreamFault.MALFORMED, f"the content coding is broken: {exc}") from None
         self._coded = self._decoder.unconsumed_tail or self._decoder.unused_data
+        self._full = len(piece) == _INFLATED_PIECE and not self._decoder.eof
         return piece
 
     def _next_decoder(self, first: int) -> Decoder:
