@@ -21,8 +21,8 @@ def test_one_process_is_usual_and_auto_is_one_for_each_processor() -> None:
     assert auto.processes == min(len(os.sched_getaffinity(0)), 64)
 
 
-@pytest.mark.parametrize("count", [0, -1, 65])
-def test_another_number_of_processes_is_none(count: int) -> None:
+@pytest.mark.parametrize("count", ["0", "-1", "65", '"3"', '"Auto"', "1.5", "true", "[2]"])
+def test_another_number_of_processes_is_none(count: str) -> None:
     assert complaints(f"[server]\nprocesses = {count}") == [
         't.toml:2: server.processes: must be a number from 1 to 64, or "auto"'
     ]

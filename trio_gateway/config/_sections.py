@@ -76,8 +76,9 @@ def _list_of_one(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-def _check_processes(processes: int | str) -> int | str:
-    if isinstance(processes, int) and not 1 <= processes <= MOST_PROCESSES:
+def _read_processes(processes: object) -> object:
+    """Judge both forms at once: of two that were tried in turn, each would complain for itself."""
+    if processes != "auto" and not (type(processes) is int and 1 <= processes <= MOST_PROCESSES):
         raise ValueError(f'must be a number from 1 to {MOST_PROCESSES}, or "auto"')
     return processes
 
@@ -171,7 +172,7 @@ class ServerSettings(Section):
     ] = False
     processes: Annotated[
         int | Literal["auto"],
-        AfterValidator(_check_processes),
+        BeforeValidator(_read_processes),
         about(
             "processes",
             'How many processes serve clients, for one processor each; "auto": one for each processor that '
