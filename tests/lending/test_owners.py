@@ -128,8 +128,9 @@ async def test_who_wants_an_answer_of_a_process_without_a_permit_is_told_to_come
     with client, accepted:
         async with three(tmp_path, KEPT) as found:
             found[2].permits = 0
-            with pytest.raises(Refused, match="queue_full"):
+            with pytest.raises(Refused, match="queue_full") as refused:
                 await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
+            assert "the process that has this answer takes no connection" in refused.value.problem.message
             assert (found[2].adopted, found[2].permits) == ([], 0)
             assert not await found[0].owners.hand_over("r2", "acme", "k1", accepted.fileno(), b"x")
 
@@ -144,8 +145,9 @@ async def test_while_a_process_hangs_nobody_knows_that_a_request_or_an_answer_is
             hanging.listen()
             with pytest.raises(Refused, match="queue_full"):
                 await found[0].owners.ask("r1", "acme", cancel=True)
-            with pytest.raises(Refused, match="queue_full"):
+            with pytest.raises(Refused, match="queue_full") as refused:
                 await found[0].owners.hand_over(*KEPT, accepted.fileno(), b"x")
+            assert "a process that may have this answer does not answer" in refused.value.problem.message
 
 
 async def test_a_process_that_too_many_ask_may_have_an_answer(tmp_path: Path) -> None:

@@ -112,10 +112,11 @@ class Owners:
             Refused: the process that keeps it has no room for a connection, or one did not say in time
                 whether it does; nothing was done.
         """
-        handed = False
+        handed = full = False
 
         async def hear(stream: trio.SocketStream, said: Any) -> bool | None:
-            nonlocal handed
+            nonlocal handed, full
+            full |= said is None
             if said is True and not handed:
                 await _send(stream, connection, begun)
                 handed = True  # from here on it is the other's, whatever comes
@@ -123,9 +124,12 @@ class Owners:
             return False if said is False else None
 
         if not await self._ask_others(Question(request_id, tenant, key_id, len(begun)), hear):
-            raise Refused(
-                Problem.of("queue_full", "the process that has this answer takes no connection now")
+            why = (
+                "the process that has this answer takes no connection now"
+                if full
+                else "a process that may have this answer does not answer now"
             )
+            raise Refused(Problem.of("queue_full", why))
         return handed
 
     async def _ask_others(self, question: Question, hear: Hear) -> bool:
