@@ -164,3 +164,19 @@ async def test_whoever_looks_does_not_wait_for_a_process_that_hangs_while_anothe
         house.servers[1].pages = {"/": (WaitFor(go), DONE)}
         assert await house.operations.timeline("r1") == {"request": {"id": "r1", "process": 0}}
         go.set()
+
+
+async def test_what_was_begun_is_done_and_remembered_though_whoever_asked_leaves(tmp_path: Path) -> None:
+    go = trio.Event()
+    async with house_in(tmp_path) as house:
+        house.new.ready = house.new.welcomed = True
+        house.servers[1].pages = {"/": (WaitFor(go), DONE)}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(house.act, "tenants.freeze", "acme")
+            await house.servers[1].page_request(f"/admin/v1/{FREEZE}")
+            nursery.cancel_scope.cancel()
+            go.set()
+        (noted,) = await house.operations.audit(10)
+        assert (noted["action"], noted["outcome"]) == ("tenants.freeze", "done")
+        await house.operations.welcome(house.children[0], house.source.digest)
+        assert house.told(0) == [FREEZE, FREEZE]

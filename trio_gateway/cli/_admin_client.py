@@ -14,6 +14,7 @@ import httpx  # noqa: ASYNC127 - the constraints pin it; httpx2 has the same API
 from ..admin import ACTS, PREFIX, READS, SHAPES, complaints
 
 PATIENCE: Final = 15.0  # seconds for an answer; the gateway gives a body 10
+ACT_PATIENCE: Final = 60.0  # of an act; one of several processes that hangs holds it up for 30
 UNIX: Final = "unix:"
 LONGEST: Final = 64 * 1024 * 1024  # bytes of an answer, or of one event; more is from no gateway
 DEEPEST: Final = 150  # levels of an answer
@@ -77,7 +78,9 @@ class AdminClient:
 
     def act(self, path: str, arguments: Mapping[str, Any]) -> Any:
         """Do something, and answer what it did. Raises as `read`."""
-        return self._answer(self._ask("POST", path, json=dict(arguments)), _shape_of(path, "POST"))
+        return self._answer(
+            self._ask("POST", path, json=dict(arguments), timeout=ACT_PATIENCE), _shape_of(path, "POST")
+        )
 
     def events(self, path: str) -> Iterator[tuple[str, Any]]:
         """Answer names and values of the events of a feed, as they come, until it ends. Raises as `read`."""

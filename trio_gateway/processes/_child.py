@@ -98,7 +98,7 @@ class Child:
             try:
                 answer = await self._operators.request(method, PREFIX + path, **more)
             except (httpx.HTTPError, OSError) as error:
-                raise NoAnswer(f"process {self.number}: {type(error).__name__}") from error
+                raise NoAnswer(f"process {self.number} broke off: {type(error).__name__}") from error
         if answer is None:
             raise NoAnswer(f"process {self.number} did not answer within {limit:g} s")
         value = msgspec.json.decode(answer.content)
@@ -120,7 +120,7 @@ class Child:
             try:
                 answer = await self._workers.request(method, target, headers=lines, content=body)
             except (httpx.HTTPError, OSError) as error:
-                raise NoAnswer(f"process {self.number}: {type(error).__name__}") from error
+                raise NoAnswer(f"process {self.number} broke off: {type(error).__name__}") from error
         if answer is None:
             raise NoAnswer(f"process {self.number} did not answer within {ASK_LIMIT:g} s")
         return answer.status_code, answer.content

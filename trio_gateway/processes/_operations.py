@@ -35,7 +35,7 @@ from ..lending import Broker
 from ..operations import Trail, in_force, version_of
 from ..telemetry import Log
 from . import _merge
-from ._child import Child, NoAnswer
+from ._child import ACT_LIMIT, Child, NoAnswer
 
 KEPT_ENDINGS: Final = 1000
 MOST_PAGES: Final = 20  # of rows that are read of one process for one answer
@@ -357,7 +357,11 @@ class ManyOperations:
         """See AdminPort."""
         try:
             async with self._turn:
-                result = await self._do(action, target, arguments)
+                # Who asked may leave meanwhile: what some processes have done all of them do, and those that
+                # start later.
+                longest = READ_LIMIT + 2 * ACT_LIMIT * len(self._house.children)
+                with trio.fail_after(longest, shield=True):
+                    result = await self._do(action, target, arguments)
         except Refused as refused:
             told = {"code": refused.problem.code, "message": refused.problem.message}
             self.trail.note(actor, action, target, "refused", dict(arguments), told)
