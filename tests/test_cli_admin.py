@@ -288,9 +288,10 @@ def test_what_is_no_address_is_told(url: str) -> None:
     assert "is no address: write http://host:port, https://host or unix:path" in err
 
 
-def test_where_nobody_listens_it_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("word", ["version", "feed"])
+def test_where_nobody_listens_it_says_so(tmp_path: Path, word: str) -> None:
     with refusing_port() as port:
-        code, _, err = run("--url", f"http://127.0.0.1:{port}", "version")
+        code, _, err = run("--url", f"http://127.0.0.1:{port}", word)
     assert code == 1
     assert err.startswith("trio-gateway: no answer from http://127.0.0.1:")
     code, _, err = run("--url", f"unix:{tmp_path / 'none.sock'}", "feed")

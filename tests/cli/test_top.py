@@ -175,7 +175,7 @@ async def test_a_gateway_that_goes_is_told_and_one_that_was_stopped_goes_on_draw
                 async with terminal(opened) as seen:
                     shown_to.append(seen)
                     await gone.wait()
-                    await seen[0].shows("trio-gateway  the feed of ")
+                    await seen[0].shows("trio-gateway  no answer from ")
                     seen[0].press("q")
 
             async with door(tokens=()) as opened:

@@ -84,8 +84,10 @@ class AdminClient:
 
     def events(self, path: str) -> Iterator[tuple[str, Any]]:
         """Answer names and values of the events of a feed, as they come, until it ends. Raises as `read`."""
+        begun = False
         try:
             with self._http.stream("GET", PREFIX + path) as answer:
+                begun = True
                 if answer.status_code != 200:
                     self._answer(_read_whole(answer), "Error")
                 name = ""
@@ -95,7 +97,8 @@ class AdminClient:
                     elif line.startswith(b"data: ") and name in _EVENTS:
                         yield name, _value(line.removeprefix(b"data: "), _EVENTS[name])
         except httpx.HTTPError as error:
-            raise AdminFailed(f"the feed of {self._shown} ended: {_said(error)}") from None
+            what = f"the feed of {self._shown} ended" if begun else f"no answer from {self._shown}"
+            raise AdminFailed(f"{what}: {_said(error)}") from None
         except ValueError:
             raise AdminFailed(f"the feed of {self._shown} is none of a gateway") from None
 
