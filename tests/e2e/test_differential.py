@@ -191,7 +191,17 @@ def expected_answer(request: OddRequest, straight: Answer, public: str) -> Any:
     if request.path in STREAMS_OF_CHOICES and not wants_usage(request):
         bodies = without_usage([body for _, body in events])
         return [("message", body) for body in bodies]
-    return events
+    return begun(events, public) if request.path == "/v1/messages" else events
+
+
+def begun(events: list[tuple[str, Any]], public: str) -> list[tuple[str, Any]]:
+    """Begin a message that llama.cpp does not, since its first token is half a character."""
+    if events[0][0] == "message_start":
+        return events
+    message = {"id": "", "type": "message", "role": "assistant", "content": [], "model": public}
+    message |= {"stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 0, "output_tokens": 0}}
+    start = "message_start", read(json.dumps({"type": "message_start", "message": message}))
+    return [start, *events[events[0][0] == "content_block_stop" :]]
 
 
 def _is_meant_for_clients(event: StreamEvent) -> bool:
