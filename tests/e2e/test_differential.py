@@ -198,7 +198,13 @@ def begun(events: list[tuple[str, Any]], public: str) -> list[tuple[str, Any]]:
     """Begin a message that llama.cpp does not, since its first token is half a character."""
     if events[0][0] == "message_start":
         return events
-    message = {"id": "", "type": "message", "role": "assistant", "content": [], "model": public}
+    message: dict[str, Any] = {
+        "id": "",
+        "type": "message",
+        "role": "assistant",
+        "content": [],
+        "model": public,
+    }
     message |= {"stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 0, "output_tokens": 0}}
     start = "message_start", read(json.dumps({"type": "message_start", "message": message}))
     return [start, *events[events[0][0] == "content_block_stop" :]]
