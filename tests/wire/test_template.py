@@ -264,6 +264,8 @@ def test_a_stream_passes_as_if_each_event_had_been_looked_at(
         relay.end()
     assert got[0] == got[1]
     for name in COMPARED:
+        if name == "dropped" and looking.over:
+            continue  # what stands behind the end may be read with it, or not
         assert getattr(fast, name) == getattr(looking, name), name
 
 
@@ -275,13 +277,16 @@ def test_most_of_a_usual_stream_is_not_looked_at() -> None:
             looked.append(data)
             return super()._take_object(data, out)
 
-    relay = Counting(StreamShape(1, False, False, UPSTREAM, PUBLIC, 10_000))
-    for number in range(100):
-        assert json.loads(relay.feed(framed(event(f"{number}", usage=USAGE)))[6:])["model"] == PUBLIC
-    assert len(looked) == 2  # that commits, and that has the form
-    assert (relay.events, relay.content_events, relay.progress) == (100, 100, 100)
-    assert relay.usage is not None
-    assert relay.usage.generated == 4
+    said = [framed(event(f"{number}", usage=USAGE)) for number in range(100)]
+    for pieces in (said, [b"".join(said)]):
+        looked.clear()
+        relay = Counting(StreamShape(1, False, False, UPSTREAM, PUBLIC, 100_000))
+        blocks = b"".join(map(relay.feed, pieces)).split(b"\n\n")[:-1]
+        assert [json.loads(block[6:])["model"] for block in blocks] == [PUBLIC] * 100
+        assert len(looked) == 2  # that commits, and that has the form
+        assert (relay.events, relay.content_events, relay.progress) == (100, 100, 100)
+        assert relay.usage is not None
+        assert relay.usage.generated == 4
 
 
 def test_a_stream_without_a_form_is_searched_for_one_a_few_times_only(
